@@ -1,0 +1,26 @@
+"""Plain-integer ladders: which widths and sizes exist, so that the set of shapes is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def chunks(count: int, ladder: Sequence[int]) -> Iterator[int]:
+    """Yields widths from `ladder` that together cover `count` tokens.
+
+    The widest chunk is repeated while it fits; the rest takes the narrowest width that covers it,
+    so at most one chunk is padded.
+
+    Args:
+        count: Tokens to cover; 0 yields nothing.
+        ladder: Ascending widths.
+    """
+    while count > 0:
+        width = next((w for w in ladder if w >= count), ladder[-1])
+        yield width
+        count -= width

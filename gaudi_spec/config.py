@@ -1,0 +1,105 @@
+"""Everything a user can set, as one frozen dataclass that checks itself; YAML in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import ConfigError
+
+MAX_ASSISTANT_TOKENS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecConfig:
+    """Settings that Transformers' `GenerationConfig` has no name for.
+
+    Attributes:
+        num_assistant_tokens: K, the draft tokens proposed in every cycle, 1 to 32.
+        batch_size: B, the rows that caches and state are allocated for. None: as many as the
+            first call brings.
+        max_length: Tokens (prompt and new) that one row can hold, for target and draft alike.
+            None: sized by the call, rounded up to `length_multiple`.
+        length_multiple: Rounding of a row's size when `max_length` is None, so that calls of
+            similar length share one set of buffers.
+        prefill_chunks: Widths, ascending, in which prompts are fed. A long prompt takes several
+            chunks; the last one is padded up to the next width.
+        allow_untested_models: Accept a decoder whose family is not in the tested list, after a
+            self-check of its cached forward against its plain one.
+
+    Raises:
+        ConfigError: A value is out of range or of the wrong type.
+    """
+
+    num_assistant_tokens: int = 5
+    batch_size: int | None = None
+    max_length: int | None = None
+    length_multiple: int = 64
+    prefill_chunks: tuple[int, ...] = (16, 64, 256)
+    allow_untested_models: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_int("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)
+        self._check_int("length_multiple", 1, None)
+        for name, least in (("batch_size", 1), ("max_length", 2)):
+            if getattr(self, name) is not None:
+                self._check_int(name, least, None)
+        if not isinstance(self.allow_untested_models, bool):
+            raise ConfigError(
+                f"allow_untested_models must be true or false, not {self.allow_untested_models!r}."
+            )
+        chunks = self.prefill_chunks
+        if isinstance(chunks, list):
+            chunks = tuple(chunks)
+            object.__setattr__(self, "prefill_chunks", chunks)
+        ints = isinstance(chunks, tuple) and all(type(c) is int and c > 0 for c in chunks)
+        if not ints or not chunks or list(chunks) != sorted(set(chunks)):
+            raise ConfigError(
+                f"prefill_chunks must be ascending widths such as [16, 64, 256], not {chunks!r}."
+            )
+
+    def _check_int(self, name: str, least: int, most: int | None) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            span = f"from {least} to {most}" if most else f"of at least {least}"
+            raise ConfigError(f"{name} must be a whole number {span}, not {value!r}.")
+
+    def replace(self, **changes: Any) -> SpecConfig:
+        """Returns a copy with `changes` applied and checked."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SpecConfig:
+        """Builds a config from plain values; an unknown key is an error that names the nearest."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"A config must be a mapping of names to values, not {values!r}.")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+                raise ConfigError(f"Unknown setting {key!r}: {hint}")
+        return cls(**values)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> SpecConfig:
+        """Reads a YAML file.
+
+        Raises:
+            ConfigError: The file cannot be read, is not YAML, or holds a bad setting.
+        """
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"Cannot read the config {path}: {error}") from error
+        return cls.from_dict(values or {})
+
+    def to_yaml(self) -> str:
+        """Returns YAML that `from_yaml` reads back to an equal config."""
+        values = dataclasses.asdict(self)
+        values["prefill_chunks"] = list(self.prefill_chunks)
+        return yaml.safe_dump(values, sort_keys=False)

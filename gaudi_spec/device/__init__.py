@@ -1,0 +1,35 @@
+"""Devices behind one protocol; nothing outside this package imports `habana_frameworks`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ConfigError
+from .base import Device
+from .cpu import CpuDevice
+from .cuda import CudaDevice
+from .hpu import HpuDevice
+
+DEVICES: dict[str, type[Device]] = {"hpu": HpuDevice, "cuda": CudaDevice, "cpu": CpuDevice}
+
+
+def get_device(name: str | torch.device | Device = "auto") -> Device:
+    """Returns the device called `name`, or for "auto" the first available of hpu, cuda, cpu.
+
+    Raises:
+        ConfigError: The name is unknown, or that device is not available here.
+    """
+    if isinstance(name, Device):
+        return name
+    kind = name.type if isinstance(name, torch.device) else name
+    if kind == "auto":
+        kind = next(key for key, device in DEVICES.items() if device.missing() is None)
+    if kind not in DEVICES:
+        raise ConfigError(f"Unknown device {kind!r}: choose auto, {', '.join(DEVICES)}.")
+    reason = DEVICES[kind].missing()
+    if reason:
+        raise ConfigError(f"Device {kind!r} is not available: {reason}")
+    return DEVICES[kind]()
+
+
+__all__ = ["Device", "get_device"]

@@ -1,0 +1,39 @@
+"""The device protocol. CPU semantics are the default; other devices override what differs."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Device:
+    """Where models run, and the few things that are done differently there.
+
+    Attributes:
+        name: As on the command line.
+    """
+
+    name = "cpu"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Returns what is missing to use this device here, or None if nothing is."""
+        return None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The `torch.device` that tensors are placed on."""
+        return torch.device(self.name)
+
+    def border(self) -> None:
+        """Marks the end of a unit of work (a prefill chunk, a cycle) on lazily executed devices."""
+
+    def synchronize(self) -> None:
+        """Waits until all queued work is finished."""
+
+    def memory(self) -> dict[str, float]:
+        """Returns `allocated`, `max_allocated` and `total` in GB (10^9 bytes), or nothing."""
+        return {}
+
+    def describe(self) -> str:
+        """Returns one line that names the hardware."""
+        return self.name

@@ -1,0 +1,106 @@
+"""Drafting with a smaller language model that has its own slot cache."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import sampling
+from ..buckets import chunks
+from ..device import Device
+from ..models.base import ModelAdapter
+from ..state import State
+
+
+class ModelDrafter:
+    """Draws proposals greedily from a draft model, one width-1 step per token.
+
+    Every cycle starts by reading the last *two* committed tokens. After a fully accepted cycle
+    the draft's cache lacks one entry, otherwise none; rewriting a slot with the same value changes
+    nothing, so one shape serves both.
+
+    Args:
+        model: The draft with its slot cache.
+        vocab_size: V of the target; ids beyond it are never proposed.
+        prefill_chunks: Widths in which missing tokens are fed.
+        device: Where the model runs.
+    """
+
+    def __init__(
+        self,
+        model: ModelAdapter,
+        vocab_size: int,
+        prefill_chunks: tuple[int, ...],
+        device: Device,
+    ) -> None:
+        self.model, self.device = model, device
+        self.forwards = 0
+        self.shapes = model.shapes
+        self._vocab_size = vocab_size
+        self._chunks = prefill_chunks
+        self._covered: list[int] = []
+
+    def reset(self) -> None:
+        """Forgets what the cache covers; the buffers stay."""
+        self.forwards = 0
+        self._covered = [0] * self.model.cache.batch
+
+    def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
+        """Feeds committed tokens that the cache lacks, in chunks; usually there are none."""
+        rows = [r for r, alive in enumerate(live) if alive and self.has_room(lengths[r])]
+        missing = max((lengths[r] - 2 - self._covered[r] for r in rows), default=0)
+        # After a plain cycle the draft was not run, so a gap can be one token; that one is among
+        # the two that `propose` reads.
+        if missing > 0:
+            missing = max(lengths[r] - 1 - self._covered[r] for r in rows)
+            offset = 0
+            for width in chunks(missing, self._chunks):
+                fill(self.model, state, width, [c + offset for c in self._covered])
+                self.forwards += 1
+                offset += width
+                self.device.border()
+            for row in rows:
+                self._covered[row] = lengths[row] - 1
+
+    def room(self, state: State) -> torch.Tensor:
+        """Returns `[B]`, proposals that fit into the draft's own slots."""
+        return self.model.slots + 1 - state.length
+
+    def has_room(self, length: int) -> bool:
+        """Returns whether at least one proposal fits at `length`."""
+        return length <= self.model.slots
+
+    def propose(self, state: State, k: int) -> torch.Tensor:
+        """Returns proposals `[B, k]`; those beyond `room` are fillers that must not be counted."""
+        at = state.length[:, None]
+        pair = (at - 2 + torch.arange(2, device=at.device)).clamp(min=0)
+        ids = state.tokens.gather(1, pair)
+        drafted = []
+        for step in range(k):
+            positions = pair if step == 0 else at + (step - 1)
+            logits = self.model.forward(
+                ids, positions.clamp(max=self.model.slots - 1), last=True
+            )[..., : self._vocab_size]
+            choice, _ = sampling.greedy(logits, at + step, state)
+            drafted.append(choice)
+            ids = choice
+        return torch.cat(drafted, 1)
+
+    def committed(self, lengths: list[int], k: int) -> None:
+        """Notes that after a drafted cycle the cache covers all but the last two tokens."""
+        self.forwards += k
+        self._covered = [
+            max(0, length - 2) if self.has_room(length) else covered
+            for length, covered in zip(lengths, self._covered)
+        ]
+
+
+def fill(model: ModelAdapter, state: State, width: int, start: list[int]) -> None:
+    """Feeds `width` committed tokens of each row, from index `start[row]`, into the cache.
+
+    What lies at or beyond a row's length is stale; its slots are hidden by the mask until they
+    are written again.
+    """
+    device = state.tokens.device
+    positions = torch.tensor(start, device=device)[:, None] + torch.arange(width, device=device)
+    positions = positions.clamp(max=model.slots - 1)
+    model.fill(state.tokens.gather(1, positions), positions)

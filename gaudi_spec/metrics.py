@@ -1,0 +1,121 @@
+"""Counted facts of a generation.
+
+Emitted tokens are the returned ones: never padding, never rejected, never past the end of text.
+Acceptance rate is accepted / proposed; mean acceptance length is 1 + accepted / drafts, so it
+includes the target's own token (the definitions and words of vLLM's metrics).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .cycle import RowOutcome
+
+
+@dataclass
+class Report:
+    """What one call did.
+
+    Attributes:
+        cycles: Verifications, each one forward of the target over the whole batch.
+        drafts: Rows x cycles in which at least one proposal counted.
+        proposed_at: Proposals at each block position.
+        accepted_at: Accepted proposals at each block position.
+        emitted: Tokens returned, by row.
+        finish_reasons: "stop" (end of text) or "length", by row.
+        target_forwards: Target calls while decoding.
+        target_prefill_forwards: Target calls while reading prompts.
+        draft_forwards: Draft calls, prompts included.
+        seconds: Wall time of each phase: prefill, draft, verify (with commit and host read).
+        first_token_seconds: From the start of the call to the end of its first cycle.
+        target_shapes: Distinct (method, B, T) the target has been called with since it was built.
+        draft_shapes: The same for the draft.
+    """
+
+    cycles: int = 0
+    drafts: int = 0
+    proposed_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    target_forwards: int = 0
+    target_prefill_forwards: int = 0
+    draft_forwards: int = 0
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
+    )
+    first_token_seconds: float | None = None
+    target_shapes: int = 0
+    draft_shapes: int = 0
+
+    def add_cycle(self, rows: list[RowOutcome]) -> None:
+        """Counts one cycle's outcome."""
+        self.cycles += 1
+        self.target_forwards += 1
+        widest = max((row.n_proposed for row in rows), default=0)
+        for counts in (self.proposed_at, self.accepted_at):
+            counts.extend([0] * (widest - len(counts)))
+        for index, row in enumerate(rows):
+            self.drafts += row.n_proposed > 0
+            for i in range(row.n_proposed):
+                self.proposed_at[i] += 1
+                self.accepted_at[i] += i < row.n_accepted
+            if index < len(self.emitted):
+                self.emitted[index] += row.n_emitted
+
+    @property
+    def proposed(self) -> int:
+        """Drafted tokens that counted."""
+        return sum(self.proposed_at)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were returned."""
+        return sum(self.accepted_at)
+
+    @property
+    def emitted_tokens(self) -> int:
+        """Tokens returned."""
+        return sum(self.emitted)
+
+    @property
+    def target_tokens(self) -> int:
+        """Returned tokens that the target added itself: emitted - accepted."""
+        return self.emitted_tokens - self.accepted
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / proposed, or None if nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafts, or None if nothing was proposed."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Accepted / proposed at each block position."""
+        return [a / p for a, p in zip(self.accepted_at, self.proposed_at)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        return {
+            "cycles": self.cycles,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "emitted_tokens": self.emitted_tokens,
+            "target_tokens": self.target_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "acceptance_by_position": self.acceptance_by_position,
+            "finish_reasons": list(self.finish_reasons),
+            "target_forwards": self.target_forwards,
+            "target_prefill_forwards": self.target_prefill_forwards,
+            "draft_forwards": self.draft_forwards,
+            "seconds": dict(self.seconds),
+            "first_token_seconds": self.first_token_seconds,
+            "target_shapes": self.target_shapes,
+            "draft_shapes": self.draft_shapes,
+        }

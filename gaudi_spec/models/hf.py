@@ -1,0 +1,140 @@
+"""The adapter for unmodified Transformers causal language models (4.55 to 5.x).
+
+The model is called as it is: with our slot cache as its cache object, explicit `position_ids`,
+and a ready 4-D additive mask (one per layer type where a model has sliding layers). Nothing of
+the model is changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from ..cache import SlotCache
+from ..errors import UnsupportedModelError
+from ..masks import attention_bias
+from .support import layer_windows, max_positions
+
+
+class _GeometryProbe(Cache):
+    """Stands in for a cache during one single-token forward and notes each layer's K/V shape."""
+
+    is_compileable = True
+
+    def __init__(self) -> None:
+        self.geometry: dict[int, tuple[int, int]] = {}
+        self.dtype = torch.float32
+        self.layers: list[object] = []
+
+    def update(self, key_states, value_states, layer_idx, *_, **__):
+        if key_states.shape != value_states.shape:
+            raise UnsupportedModelError("Keys and values of different sizes are not supported yet.")
+        self.geometry[layer_idx] = (key_states.shape[1], key_states.shape[3])
+        self.dtype = key_states.dtype
+        return key_states, value_states
+
+    def get_seq_length(self, *_, **__) -> int:
+        return 0
+
+    def get_max_cache_shape(self, *_, **__) -> int:
+        return 1
+
+
+class HFCausalLM:
+    """A Transformers causal LM over its own slot cache; see `ModelAdapter`.
+
+    Args:
+        model: The model object, on its device, left as it is.
+        batch: B.
+        slots: S.
+    """
+
+    def __init__(self, model: Any, batch: int, slots: int) -> None:
+        self.model, self.slots = model, slots
+        self.device = model.device
+        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self._embeddings = model.get_input_embeddings().weight.shape[0]
+        self.max_positions = max_positions(model.config)
+        self.shapes: set[tuple[str, int, int]] = set()
+        # Some text-only classes keep the prefix of their multimodal sibling.
+        self._body = getattr(model, model.base_model_prefix, None) or model.model
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "past_key_values" if "past_key_values" in accepted else "cache"
+        self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._cache_position = "cache_position" in accepted
+        self._windows = layer_windows(model.config)
+        self._slot_ids = torch.arange(slots, device=self.device)
+        geometry, dtype = self._probe()
+        self.cache = SlotCache(geometry, batch, slots, dtype, self.device)
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, last: bool = False
+    ) -> torch.Tensor:
+        """Returns logits `[B, T, V]`, or `[B, 1, V]` of the last token if `last`."""
+        self.shapes.add(("forward", *ids.shape))
+        extra = self._keep_last if last else {}
+        logits = self._call(self.model, ids, positions, self.cache.at(positions), **extra).logits
+        return logits[:, -1:] if last else logits
+
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """Writes the cache entries of `ids` `[B, T]`; the head is not run."""
+        self.shapes.add(("fill", *ids.shape))
+        self._call(self._body, ids, positions, self.cache.at(positions))
+
+    def _call(self, module, ids, positions, cache, **extra):
+        if self._cache_position:
+            extra["cache_position"] = positions[0]
+        return module(
+            # An id that only the other model's padded vocabulary has must not leave the table.
+            input_ids=ids.clamp(max=self._embeddings - 1),
+            position_ids=positions,
+            attention_mask=self._mask(positions, cache),
+            use_cache=True,
+            **{self._cache_name: cache},
+            **extra,
+        )
+
+    def _mask(self, positions: torch.Tensor, cache: Any) -> torch.Tensor | dict[str, torch.Tensor]:
+        slots = self._slot_ids if cache is getattr(self, "cache", None) else self._slot_ids[:1]
+        masks = {
+            kind: attention_bias(positions, slots, window, self.model.dtype)
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _probe(self) -> tuple[list[tuple[int, int]], torch.dtype]:
+        probe = _GeometryProbe()
+        zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with torch.no_grad():
+            self._call(self._body, zero, zero, probe)
+        if sorted(probe.geometry) != list(range(len(probe.geometry))) or not probe.geometry:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} does not write one cache entry per layer."
+            )
+        return [probe.geometry[i] for i in sorted(probe.geometry)], probe.dtype
+
+
+@torch.no_grad()
+def self_check(model: Any, length: int = 24) -> None:
+    """Compares the slot-cached, rolled-back forward of `model` with its plain one.
+
+    Used for families outside the tested list.
+
+    Raises:
+        UnsupportedModelError: The logits differ.
+    """
+    ids = torch.arange(3, 3 + length, device=model.device)[None] % 50
+    positions = torch.arange(length, device=model.device)[None]
+    adapter = HFCausalLM(model, 1, length + 8)
+    want = model(input_ids=ids).logits.float()
+    adapter.fill(ids[:, :8], positions[:, :8])
+    adapter.forward(ids[:, :5] + 1, positions[:, 8:13])  # wrong tokens, to be rolled back
+    got = adapter.forward(ids[:, 8:], positions[:, 8:]).float()
+    if not torch.allclose(got, want[:, 8:], atol=2e-2 * float(want.abs().max()), rtol=0):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} ({model.config.model_type}) does not follow explicit positions "
+            "and masks: its cached forward differs from its plain one, so it cannot be served."
+        )

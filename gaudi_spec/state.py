@@ -1,0 +1,67 @@
+"""The few tensors that a generation consists of: tokens, lengths, limits, flags.
+
+A growing sequence is never a growing shape. Rows that are done are masked, not removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class State:
+    """Per-row state, allocated once and reset for every call.
+
+    Attributes:
+        tokens: `[B, S + spare]` int64, prompt and committed tokens; what lies at and beyond
+            `length` is stale. The spare columns let a whole block be scattered at the end.
+        length: `[B]` int64, committed tokens.
+        start: `[B]` int64, prompt length.
+        limit: `[B]` int64, length at which the row is done.
+        min_length: `[B]` int64, length below which no end-of-text token may be chosen.
+        done: `[B]` bool.
+        eos: `[E]` int64, end-of-text ids, padded with -1.
+    """
+
+    def __init__(self, batch: int, slots: int, spare: int, device: torch.device) -> None:
+        self.batch, self.slots, self.device = batch, slots, device
+        self.tokens = torch.zeros(batch, slots + spare, dtype=torch.long, device=device)
+        self.length, self.start, self.limit, self.min_length = (
+            torch.ones(batch, dtype=torch.long, device=device) for _ in range(4)
+        )
+        self.done = torch.ones(batch, dtype=torch.bool, device=device)
+        self.eos = torch.full((8,), -1, dtype=torch.long, device=device)
+
+    def reset(
+        self,
+        prompts: Sequence[torch.Tensor],
+        budgets: Sequence[int],
+        min_new_tokens: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        """Loads prompts, left-justified; rows without a prompt are done from the start.
+
+        The tensors keep their storage, but for `eos` when more ids come than it has room for.
+        """
+        tokens = torch.zeros(self.tokens.shape, dtype=torch.long)
+        length = torch.ones(self.batch, dtype=torch.long)
+        limit = torch.ones(self.batch, dtype=torch.long)
+        for row, (prompt, budget) in enumerate(zip(prompts, budgets)):
+            tokens[row, : len(prompt)] = prompt
+            length[row] = len(prompt)
+            limit[row] = len(prompt) + budget
+        self.tokens.copy_(tokens)
+        self.length.copy_(length)
+        self.start.copy_(length)
+        self.limit.copy_(limit)
+        self.min_length.copy_(length + min_new_tokens)
+        self.done.copy_(length >= limit)
+        if len(eos_token_ids) > len(self.eos):
+            self.eos = torch.full((len(eos_token_ids),), -1, device=self.device)
+        padded = list(eos_token_ids) + [-1] * (len(self.eos) - len(eos_token_ids))
+        self.eos.copy_(torch.tensor(padded, dtype=torch.long))
+
+    def is_eos(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns, for ids of any shape, which are end-of-text (bool, same shape)."""
+        return (ids[..., None] == self.eos).sum(-1) > 0
