@@ -60,9 +60,7 @@ def check(
     last = state.tokens.gather(1, state.length[:, None] - 1)
     # The last slot is never needed by a committed token (the last token of a full row is not fed),
     # so every position past the end can share it.
-    logits = target.forward(
-        torch.cat([last, drafted], 1), (index - 1).clamp(max=target.slots - 1)
-    )
+    logits = target.forward(torch.cat([last, drafted], 1), (index - 1).clamp(max=target.slots - 1))
     chosen, sound = sampling.greedy(logits, index, state)
     verdict = verify.greedy(drafted, chosen, n_proposed)
     return _commit(state, verdict, n_proposed, sound)

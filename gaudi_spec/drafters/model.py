@@ -77,9 +77,9 @@ class ModelDrafter:
         drafted = []
         for step in range(k):
             positions = pair if step == 0 else at + (step - 1)
-            logits = self.model.forward(
-                ids, positions.clamp(max=self.model.slots - 1), last=True
-            )[..., : self._vocab_size]
+            logits = self.model.forward(ids, positions.clamp(max=self.model.slots - 1), last=True)[
+                ..., : self._vocab_size
+            ]
             choice, _ = sampling.greedy(logits, at + step, state)
             drafted.append(choice)
             ids = choice

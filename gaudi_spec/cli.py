@@ -1,0 +1,73 @@
+"""The `gaudi-spec` command: picks the subcommand, and turns errors into one sentence and a code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from .errors import GaudiSpecError
+from .version import __version__
+
+USAGE = """usage: gaudi-spec COMMAND [options]
+
+commands:
+  generate   generate text with a target and a draft model
+
+`gaudi-spec COMMAND --help` explains a command; `gaudi-spec --version` prints the version."""
+
+
+def _generate(argv: list[str]) -> int:
+    from .run_generation import main as run
+
+    return run(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"generate": _generate}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `gaudi-spec`; returns 0, 1 (failed while running) or 2 (wrong usage)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"gaudi-spec: unknown command {argv[0]!r}\n{USAGE}", file=sys.stderr)
+        return 2
+    return run_command(COMMANDS[argv[0]], argv[1:])
+
+
+def run_command(command: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Runs one command; an expected error becomes one line on standard error.
+
+    Flags may be written with dashes or underscores. `-v` shows the traceback of an error.
+    """
+    argv = [_underscores(arg) for arg in (sys.argv[1:] if argv is None else argv)]
+    try:
+        return command(argv)
+    except SystemExit as stop:  # argparse: 2 for usage, 0 for --help
+        return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if "-v" in argv or "--verbose" in argv:
+            traceback.print_exc()
+        if isinstance(error, GaudiSpecError):
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        print(f"error: {type(error).__name__}: {error} (-v shows where)", file=sys.stderr)
+        return 1
+
+
+def _underscores(arg: str) -> str:
+    if not arg.startswith("--"):
+        return arg
+    name, equals, value = arg.partition("=")
+    if name.startswith("--no-"):  # argparse's own form of a switch turned off
+        return "--no-" + name[5:].replace("-", "_") + equals + value
+    return "--" + name[2:].replace("-", "_") + equals + value

@@ -1,0 +1,187 @@
+"""Loads a target, its draft and their tokenizer, and finds what is wrong before any weights move.
+
+Only safetensors are read, and code from a checkpoint runs only if asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from . import zoo
+from .device import Device
+from .errors import CheckpointError, ConfigError, UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from; fields as in `from_pretrained`.
+
+    Attributes:
+        name: Hub name, local directory, or a name known to `zoo`.
+        revision: Branch, tag or commit on the hub.
+        token: Access token for the hub.
+        trust_remote_code: Run code that comes with the checkpoint.
+    """
+
+    name: str
+    revision: str = "main"
+    token: str | None = None
+    trust_remote_code: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of every `from_pretrained`."""
+        return {
+            "revision": self.revision,
+            "token": self.token,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A loaded target with an optional draft.
+
+    Attributes:
+        target: The target model, in eval mode on the device.
+        draft: The draft model or None.
+        tokenizer: The target's tokenizer, padding on the left.
+    """
+
+    target: Any
+    draft: Any
+    tokenizer: Any
+
+
+def load_pair(
+    target: Source,
+    draft: Source | None,
+    dtype: torch.dtype,
+    device: Device,
+    *,
+    attn_implementation: str | None = None,
+    allow_tokenizer_mismatch: bool = False,
+    progress: Any = None,
+) -> Pair:
+    """Loads both models, after configs and tokenizers have been checked.
+
+    Args:
+        target: The target's source.
+        draft: The draft's source, or None.
+        dtype: Dtype of both models.
+        device: Where they go.
+        attn_implementation: As in `from_pretrained`; None takes the library's choice.
+        allow_tokenizer_mismatch: Go on although the tokenizers differ; the text stays the
+            target's own, drafts just rarely fit.
+        progress: Called with one word for each step.
+
+    Raises:
+        ConfigError: A path does not exist, or the tokenizers differ.
+        UnsupportedModelError: A checkpoint is not of a causal language model.
+        CheckpointError: Files are missing, truncated or of another format.
+    """
+    say = progress or (lambda step: None)
+    sources = [s for s in (target, draft) if s is not None]
+    sources = [Source(zoo.resolve(s.name), **s.arguments()) for s in sources]
+    for source in sources:
+        _check_config(source)
+    say("tokenizer")
+    tokenizers = [_tokenizer(source) for source in sources]
+    if len(tokenizers) == 2 and not allow_tokenizer_mismatch:
+        check_tokenizers(*tokenizers)
+    models = []
+    for source, role in zip(sources, ("target", "draft")):
+        say(role)
+        models.append(_model(source, dtype, attn_implementation).to(device.torch_device))
+    return Pair(models[0], models[1] if draft else None, tokenizers[0])
+
+
+def check_tokenizers(target: Any, draft: Any) -> None:
+    """Refuses tokenizers that give a token different ids; padding of the vocabularies is fine.
+
+    Raises:
+        ConfigError: Names the first token that differs.
+    """
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    differing = sorted(
+        (ours.get(token, 1 << 40), token)
+        for token in ours.keys() | theirs.keys()
+        if ours.get(token) != theirs.get(token)
+    )
+    if differing:
+        token = differing[0][1]
+        raise ConfigError(
+            f"The tokenizers differ: {token!r} is {ours.get(token, 'missing')} in the target's and "
+            f"{theirs.get(token, 'missing')} in the draft's ({len(differing)} tokens differ); "
+            "choose a draft of the same family, or pass --allow_tokenizer_mismatch."
+        )
+
+
+def _check_config(source: Source) -> None:
+    looks_local = source.name.startswith((".", "/", "~")) or source.name.count("/") > 1
+    if looks_local and not os.path.isdir(os.path.expanduser(source.name)):
+        raise ConfigError(f"There is no directory {source.name}: check the path.")
+    try:
+        config = AutoConfig.from_pretrained(source.name, **source.arguments())
+    except Exception as error:
+        if os.path.isdir(source.name):
+            raise CheckpointError(
+                f"{source.name} is not a model directory: {_first_line(error)}"
+            ) from error
+        raise ConfigError(
+            f"Cannot find the model {source.name}: it is neither a local directory nor reachable "
+            f"on the hub ({_first_line(error)})"
+        ) from error
+    remote = source.trust_remote_code and getattr(config, "auto_map", None)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise UnsupportedModelError(
+            f"{source.name} is of type {config.model_type}, which is not a causal language model."
+        )
+
+
+def _tokenizer(source: Source) -> Any:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.name, padding_side="left", **source.arguments()
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"Cannot load the tokenizer of {source.name}: {_first_line(error)}"
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) -> Any:
+    newer = tuple(int(x) for x in transformers.__version__.split(".")[:2]) >= (4, 56)
+    arguments = {"dtype" if newer else "torch_dtype": dtype, "use_safetensors": True}
+    if attn_implementation is not None:
+        arguments["attn_implementation"] = attn_implementation
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.name, output_loading_info=True, **arguments, **source.arguments()
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"Cannot load the weights of {source.name} (safetensors only): {_first_line(error)} "
+            "Check that the files are complete, or download them again."
+        ) from error
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint {source.name} lacks weights that its config asks for, such as "
+            f"{missing[0]}: download it again."
+        )
+    return model.eval()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if lines[0].endswith((".", ")")) else lines[0] + "."

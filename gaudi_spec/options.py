@@ -1,0 +1,177 @@
+"""Reads Transformers' generation options as `model.generate` would, and refuses by name what
+cannot be honoured: nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .errors import InputError, UnsupportedOptionError
+
+_HONOURED = frozenset(
+    """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
+    num_assistant_tokens""".split()
+)
+# Without effect on greedy decoding of a decoder-only model, in Transformers too: options of
+# sampling and of beams, of other modes, of compilation, and identifiers.
+_INERT = frozenset(
+    """temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff length_penalty
+    early_stopping diversity_penalty low_memory bos_token_id decoder_start_token_id
+    transformers_version compile_config disable_compile is_assistant assistant_lookbehind
+    target_lookbehind max_matching_ngram_size return_legacy_cache prefill_chunk_size max_cache_len
+    renormalize_logits assistant_ensemble_weight""".split()
+)
+# Values, besides None, False and the default, that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "cache_implementation": ("static", "dynamic", "hybrid"),  # our caches are static already
+    "num_assistant_tokens_schedule": ("constant",),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "encoder_no_repeat_ngram_size": (0,),
+    "penalty_alpha": (0, 0.0),
+    "assistant_confidence_threshold": (0.4,),  # Transformers' default; K is fixed here
+    "guidance_scale": (1, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one call of `generate` asks for.
+
+    Attributes:
+        max_new_tokens: Budget of new tokens.
+        min_new_tokens: New tokens before which no end token may come.
+        eos_token_ids: Any of them ends a row.
+        pad_token_id: Fills finished rows; None if nothing can need it.
+        num_assistant_tokens: K, or None where neither the call nor a model sets it.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    num_assistant_tokens: int | None
+
+
+def resolve_options(
+    model: Any,
+    assistant_model: Any,
+    width: int,
+    generation_config: GenerationConfig | None,
+    kwargs: dict[str, Any],
+) -> Options:
+    """Merges a call's arguments with the model's defaults, as `model.generate` does.
+
+    Args:
+        model: The target; its `generation_config` supplies what the call leaves open.
+        assistant_model: The draft or None; only its `num_assistant_tokens` is read.
+        width: Width of `input_ids`, padding included, which `max_length` counts.
+        generation_config: The caller's config or None; it is not changed.
+        kwargs: The caller's other keyword arguments.
+
+    Raises:
+        UnsupportedOptionError: An option that would change the output is set.
+        InputError: The budget is not positive.
+    """
+    try:
+        config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
+    except ValueError as error:  # Transformers' own checks of the values
+        raise InputError(str(error)) from error
+    for name, value in rest.items():
+        empty = value is None or value is False or (hasattr(value, "__len__") and not len(value))
+        if not empty and name != "tokenizer":  # only stop strings, which are refused, need one
+            raise _unsupported(name, value)
+    _refuse_unsupported(config)
+    if config.use_cache is False:
+        warnings.warn("use_cache=False is ignored: decoding is always cached.", stacklevel=3)
+    eos = _ids(config.eos_token_id)
+    pad = _ids(config.pad_token_id) or eos
+    budget = _budget(model, width, config, generation_config, kwargs)
+    least = config.min_new_tokens or max((config.min_length or 0) - width, 0)
+    return Options(
+        max_new_tokens=budget,
+        min_new_tokens=min(least, budget),
+        eos_token_ids=eos,
+        pad_token_id=pad[0] if pad else None,
+        num_assistant_tokens=_num_assistant_tokens(config, assistant_model),
+    )
+
+
+def infer_attention_mask(input_ids: torch.Tensor, options: Options) -> torch.Tensor:
+    """Returns the mask that Transformers infers when none is given: pads, unless pad ends text."""
+    pad = options.pad_token_id
+    if pad is None or pad in options.eos_token_ids:
+        return torch.ones_like(input_ids)
+    return (input_ids != pad).long()
+
+
+def _refuse_unsupported(config: GenerationConfig) -> None:
+    defaults = vars(GenerationConfig())
+    if hasattr(config, "_get_default_generation_params"):  # Transformers 5 keeps them apart
+        defaults = defaults | config._get_default_generation_params()
+    for name, value in vars(config).items():
+        if name.startswith("_") or name in _HONOURED or name in _INERT:
+            continue
+        if value is None or value is False or value in _NEUTRAL.get(name, ()):
+            continue
+        if name not in defaults or value != defaults[name]:
+            raise _unsupported(name, value)
+
+
+def _unsupported(name: str, value: Any) -> UnsupportedOptionError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{type(value).__name__}(...)"
+    return UnsupportedOptionError(
+        f"{name}={shown} is not supported by gaudi_spec.generate; leave it out (it may come from "
+        "the model's generation_config), or call model.generate for this request."
+    )
+
+
+def _budget(model, width, config, given, kwargs) -> int:
+    """Returns new tokens by Transformers' rules for `max_new_tokens` and `max_length`."""
+    if config.max_new_tokens is not None:
+        budget = config.max_new_tokens
+    else:
+        unset = GenerationConfig().max_length
+        default = (
+            kwargs.get("max_length") is None
+            and (given is None or given.max_length == unset)
+            and model.generation_config.max_length == unset
+        )
+        most = config.max_length if config.max_length is not None else 20
+        if default:
+            positions = getattr(model.config, "max_position_embeddings", None)
+            most = min(most + width, positions or most + width)
+        budget = most - width
+        if budget < 1:
+            raise InputError(
+                f"The input is {width} tokens wide, which leaves nothing of max_length={most}: "
+                "raise max_length or set max_new_tokens."
+            )
+    if budget < 1:
+        raise InputError(f"max_new_tokens must be at least 1, not {budget}.")
+    return budget
+
+
+def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int | None:
+    unset = (None, 20)  # Transformers' default says nothing about what the caller wants
+    sources = (config, getattr(assistant_model, "generation_config", None))
+    values = (getattr(source, "num_assistant_tokens", None) for source in sources)
+    return next((value for value in values if value not in unset), None)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)

@@ -1,0 +1,305 @@
+"""`run_generation`: Optimum Habana's text-generation program with a draft model that works.
+
+Flags keep the names, defaults and meanings they have there. Standard output carries results only,
+its last line one JSON object; progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from . import checker, results
+from .config import SpecConfig
+from .device import get_device
+from .engine import SpeculativeEngine
+from .errors import ConfigError, InputError
+from .loading import Pair, Source, load_pair
+from .models.support import check_supported
+from .options import resolve_options
+
+# Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
+DEFAULT_PROMPTS = (
+    "The sea was calm on the morning we left, and",
+    "To bake a loaf of bread you need flour, water, yeast and",
+    "Speculative decoding makes a language model faster because",
+    "Dear neighbour, I am writing to you about",
+    "The three most important rules of chess are",
+    "In the year 2050 the railways of Europe",
+    "def fibonacci(n):",
+    "Once upon a time there was a clockmaker who",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the argument parser, so that other programs and the docs can read it."""
+    p = argparse.ArgumentParser(
+        prog="gaudi-spec generate",
+        description="Generate text with a target model and a draft model, on static shapes. The "
+        "text is the target's own, token for token.",
+    )
+    model = p.add_argument_group("models")
+    model.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
+    model.add_argument("--assistant_model", help="draft model; without it decoding is plain")
+    model.add_argument("--bf16", action="store_true", help="load both in bfloat16, not float32")
+    model.add_argument("--model_revision", default="main", help="branch, tag or commit of the hub")
+    model.add_argument("--token", help="access token for the hub")
+    model.add_argument(
+        "--trust_remote_code", action="store_true", help="run code that comes with a checkpoint"
+    )
+    model.add_argument(
+        "--attn_implementation", choices=("sdpa", "eager"), help="default: the model's own choice"
+    )
+    model.add_argument(
+        "--allow_tokenizer_mismatch",
+        action="store_true",
+        help="use a draft with another tokenizer (the text stays the target's own)",
+    )
+    model.add_argument(
+        "--allow_untested_models",
+        action="store_true",
+        help="accept model families outside the tested list, after a self-check",
+    )
+    text = p.add_argument_group("generation")
+    text.add_argument("--prompt", nargs="*", help="one or more prompts; default: built-in ones")
+    text.add_argument(
+        "--batch_size",
+        type=int,
+        help="rows; prompts are repeated or cut to it (default: 1, or the number of prompts given)",
+    )
+    text.add_argument("--max_new_tokens", type=int, default=100, help="new tokens for each prompt")
+    text.add_argument(
+        "--max_input_tokens", type=int, default=0, help="cut prompts to this many (0: do not)"
+    )
+    text.add_argument(
+        "--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)"
+    )
+    text.add_argument(
+        "--ignore_eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on after end of text, to the budget (Optimum Habana's default)",
+    )
+    text.add_argument("--use_chat_template", action="store_true", help="as a chat message")
+    text.add_argument(
+        "--use_kv_cache", action="store_true", help="accepted; the cache is always on"
+    )
+    text.add_argument("--seed", type=int, default=27, help="seed of PyTorch; greedy needs none")
+    run = p.add_argument_group("run")
+    run.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "hpu"))
+    run.add_argument("--warmup", type=int, default=3, help="untimed iterations before")
+    run.add_argument("--n_iterations", type=int, default=5, help="timed iterations")
+    run.add_argument("--output_dir", help="write results.json there")
+    run.add_argument("--config", help="YAML file with SpecConfig settings; flags win")
+    run.add_argument(
+        "--compare_baseline",
+        action="store_true",
+        help="also time plain decoding, interleaved, and compare the text with it",
+    )
+    run.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+    run.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Runs the program; returns the exit code. Errors are raised for `cli.main` to print."""
+    args = parser().parse_args(argv)
+    config = _check(args)
+    torch.manual_seed(args.seed)
+    device = get_device(args.device)
+    sentences = _sentences(args)
+    pair = _load(args, device)
+    job = _Job(args, pair, config, device, sentences)
+    run, baseline, outputs = job.run()
+    texts = [[text] for text in pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+    _print(args, job, run, baseline, outputs, texts, sentences)
+    values = results.results(run, baseline, sentences, texts, device)
+    values["texts_equal_baseline"] = None if baseline is None else job.equal(outputs)
+    if args.output_dir:
+        results.write_json(Path(args.output_dir) / "results.json", values)
+    print(json.dumps(values, ensure_ascii=False))
+    return 0
+
+
+class _Job:
+    """The batch, its engines, and the timed loop."""
+
+    def __init__(self, args, pair: Pair, config: SpecConfig, device, sentences: list[str]) -> None:
+        self.args, self.pair, self.device, self.sentences = args, pair, device, sentences
+        self.prompts = self._encode()
+        options = self._options()
+        self.eos = () if args.ignore_eos else options.eos_token_ids
+        if args.num_assistant_tokens is None and options.num_assistant_tokens:
+            config = config.replace(num_assistant_tokens=options.num_assistant_tokens)
+        self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
+        self.plain = None
+        if args.compare_baseline:
+            self.plain = SpeculativeEngine(pair.target, None, config, device)
+        self.plain_outputs: list[torch.Tensor] = []
+        self.warmup_seconds = 0.0
+
+    def run(self) -> tuple[results.Run, results.Run | None, list[torch.Tensor]]:
+        """Warms up, then runs engine and baseline alternately; returns timings and token ids."""
+        args = self.args
+        requested = len(self.prompts) * args.max_new_tokens
+        run = results.Run(requested)
+        baseline = results.Run(requested) if self.plain else None
+        begin = time.perf_counter()
+        with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
+            for _ in range(args.warmup):
+                self._once(self.engine, bar)
+                if self.plain:
+                    self._once(self.plain, bar)
+        self.warmup_seconds = time.perf_counter() - begin
+        with self._bar("generate", args.n_iterations * (2 if baseline else 1)) as bar:
+            for _ in range(args.n_iterations):
+                outputs = self._timed(self.engine, run, bar)
+                if baseline is not None:
+                    self.plain_outputs = self._timed(self.plain, baseline, bar)
+        return run, baseline, outputs
+
+    def equal(self, outputs: list[torch.Tensor]) -> bool:
+        """Returns whether every row is the baseline's, token for token."""
+        return all(torch.equal(a, b) for a, b in zip(outputs, self.plain_outputs))
+
+    def _timed(self, engine, run: results.Run, bar) -> list[torch.Tensor]:
+        begin = time.perf_counter()
+        self._encode()
+        outputs = self._once(engine, bar)
+        self.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
+        run.seconds.append(time.perf_counter() - begin)
+        run.reports.append(engine.report)
+        return outputs
+
+    def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
+        rows: list[list[int]] = [[] for _ in self.prompts]
+        for outcome in engine.stream(
+            self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos
+        ):
+            for row, facts in zip(rows, outcome):
+                row.extend(facts.tokens)
+            bar.update(sum(facts.n_emitted for facts in outcome))
+        return [torch.tensor(row) for row in rows]
+
+    def _bar(self, name: str, runs: int):
+        total = runs * len(self.prompts) * self.args.max_new_tokens
+        quiet = True if self.args.quiet else None  # None: tqdm decides by TQDM_DISABLE
+        return tqdm(desc=name, total=total, unit="tok", file=sys.stderr, disable=quiet)
+
+    def _encode(self) -> list[torch.Tensor]:
+        args, tokenizer = self.args, self.pair.tokenizer
+        texts = self.sentences
+        if args.use_chat_template:
+            texts = [
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+                )
+                for text in texts
+            ]
+        cut = {"truncation": True, "max_length": args.max_input_tokens}
+        rows = tokenizer(
+            list(texts),
+            add_special_tokens=not args.use_chat_template,  # a template brings its own
+            **(cut if args.max_input_tokens > 0 else {}),
+        )["input_ids"]
+        return [torch.tensor(row, dtype=torch.long) for row in rows]
+
+    def _options(self):
+        """Reads the checkpoint's own generation settings; what is not supported is refused."""
+        args = self.args
+        wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
+        return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)
+
+
+def _check(args: argparse.Namespace) -> SpecConfig:
+    """Checks everything that can be checked before a model is loaded."""
+    for name, least in (("max_new_tokens", 1), ("n_iterations", 1), ("warmup", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}.")
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch_size must be at least 1, not {args.batch_size}.")
+    for prompt in args.prompt or ():
+        if not prompt:
+            raise InputError("A prompt is empty: give at least one character.")
+    if args.prompt is not None and not args.prompt:
+        raise InputError("--prompt was given without any text.")
+    if args.output_dir:
+        results.check_output_dir(args.output_dir)
+    config = SpecConfig.from_yaml(args.config) if args.config else SpecConfig()
+    if args.num_assistant_tokens is not None:
+        config = config.replace(num_assistant_tokens=args.num_assistant_tokens)
+    if args.allow_untested_models:
+        config = config.replace(allow_untested_models=True)
+    return config
+
+
+def _sentences(args: argparse.Namespace) -> list[str]:
+    """Returns the prompts, repeated or cut to the batch size as in Optimum Habana."""
+    prompts = list(args.prompt or DEFAULT_PROMPTS)
+    size = args.batch_size or (len(prompts) if args.prompt else 1)
+    if args.prompt and size < len(prompts):
+        print(
+            f"Only the first {size} of {len(prompts)} prompts are used: --batch_size {size}.",
+            file=sys.stderr,
+        )
+    return [prompts[i % len(prompts)] for i in range(size)]
+
+
+def _load(args: argparse.Namespace, device) -> Pair:
+    common = {
+        "revision": args.model_revision,
+        "token": args.token,
+        "trust_remote_code": args.trust_remote_code,
+    }
+    target = Source(args.model_name_or_path, **common)
+    draft = Source(args.assistant_model, **common) if args.assistant_model else None
+    steps = 3 if draft else 2
+    with tqdm(total=steps, desc="load", file=sys.stderr, disable=args.quiet or None) as bar:
+
+        def step(name: str) -> None:
+            bar.set_postfix_str(name)
+            bar.update()
+
+        pair = load_pair(
+            target,
+            draft,
+            torch.bfloat16 if args.bf16 else torch.float32,
+            device,
+            attn_implementation=args.attn_implementation,
+            allow_tokenizer_mismatch=args.allow_tokenizer_mismatch,
+            progress=step,
+        )
+    check_supported(pair.target, "target", args.allow_untested_models)
+    return pair
+
+
+def _print(args, job: _Job, run, baseline, outputs, texts, sentences) -> None:
+    device = job.device
+    sizes = f"target {args.model_name_or_path} ({_millions(job.pair.target)})"
+    if job.pair.draft is not None:
+        sizes += f", draft {args.assistant_model} ({_millions(job.pair.draft)})"
+    print(f"{sizes}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
+    print("\nInput/outputs:")
+    for i, (sentence, text) in enumerate(zip(sentences, texts), 1):
+        print(f"input {i}: {(sentence,)}")
+        for j, part in enumerate(text, 1):
+            print(f"output {i}.{j}: {(part,)}")
+        print()
+    print(results.stats_block(run, device, job.warmup_seconds))
+    print(results.speculation_block(run, baseline))
+    if baseline is not None:
+        for i, (prompt, ours, other) in enumerate(zip(job.prompts, outputs, job.plain_outputs), 1):
+            verdict = checker.explain(job.pair.target, prompt, ours, other)
+            print(f"{f'Text {i} against plain decoding':35} = {verdict}")
+    print()
+
+
+def _millions(model: Any) -> str:
+    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
