@@ -165,7 +165,8 @@ class SpeculativeEngine:
         if len(budgets) != len(ids):
             raise InputError(f"{len(budgets)} budgets were given for {len(ids)} prompts.")
         vocab = self._models[0].get_input_embeddings().weight.shape[0]
-        limit = self.config.max_length or max_positions(self._models[0].config)
+        limits = (self.config.max_length, max_positions(self._models[0].config))
+        limit = min((x for x in limits if x is not None), default=None)
         for row, (prompt, budget) in enumerate(zip(ids, budgets)):
             _check_row(row, prompt, budget, min_new_tokens, vocab, limit)
         for k in schedule.sizes:
