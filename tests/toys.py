@@ -125,7 +125,7 @@ def noisy(model, amount: float = 0.05, seed: int = 1):
     return other
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def target(family: str = "llama"):
     """Returns the shared target of a family; tests must not change it.
 
@@ -140,13 +140,13 @@ def target(family: str = "llama"):
     raise AssertionError(f"no sound toy found for {family}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def references(family: str = "llama") -> list[torch.Tensor]:
     """Returns the target's own greedy text of `NEW` tokens for each of `PROMPTS`."""
     return [greedy(target(family), prompt, NEW) for prompt in PROMPTS]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def drafts(family: str = "llama"):
     """Returns the three drafts of a family: itself, a noisy copy, an unrelated model."""
     model = target(family)
@@ -185,6 +185,73 @@ def gaps(model, prompt: torch.Tensor, continuation: torch.Tensor) -> torch.Tenso
     logits = model(ids).logits[0, len(prompt) - 1 : -1]
     best = logits.float().topk(2, -1).values
     return best[:, 0] - best[:, 1]
+
+
+def assert_equal_rows(got, want) -> None:
+    """Asserts that two lists of token rows are equal, naming the first token that is not."""
+    assert len(got) == len(want), f"{len(got)} rows, not {len(want)}"
+    for row, (ours, other) in enumerate(zip(got, want)):
+        ours, other = torch.as_tensor(ours).tolist(), torch.as_tensor(other).tolist()
+        shared = min(len(ours), len(other))
+        at = next((i for i in range(shared) if ours[i] != other[i]), shared)
+        assert ours == other, (
+            f"row {row}, token {at}: {ours[at : at + 4]}, not {other[at : at + 4]}"
+        )
+
+
+class Turns:
+    """A schedule that takes its K from `sizes` in turn, over and over."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes, self._turns = frozenset(sizes), sizes
+
+    def choose(self, cycle: int) -> int:
+        """Returns K of the given cycle."""
+        return self._turns[cycle % len(self._turns)]
+
+
+class ScriptedDrafter:
+    """Proposes, in cycle c and row r, `right[c][r]` tokens of the row's text, then wrong ones.
+
+    Args:
+        texts: Each row's whole sequence, prompt and reference.
+        right: Right tokens for each cycle and row.
+    """
+
+    def __init__(self, texts: list[torch.Tensor], right: list[list[int]]) -> None:
+        self.forwards, self.shapes = 0, set()
+        self._texts, self._right = [text.tolist() + [0] * 40 for text in texts], right
+        self._cycle = 0
+
+    def reset(self) -> None:
+        """Starts the script again."""
+        self._cycle = self.forwards = 0
+
+    def catch_up(self, state, lengths, live) -> None:
+        """Has no cache."""
+
+    def room(self, state):
+        """Returns room without end."""
+        return torch.full_like(state.length, 10**6)
+
+    def has_room(self, length: int) -> bool:
+        """Returns True."""
+        return True
+
+    def propose(self, state, k: int):
+        """Returns the script's proposals `[B, k]`."""
+        rows = []
+        for text, n_right, length in zip(
+            self._texts, self._right[self._cycle], state.length.tolist()
+        ):
+            tokens = text[length : length + k]
+            rows.append([t if i < n_right else (t + 1) % VOCAB for i, t in enumerate(tokens)])
+        self._cycle += 1
+        return torch.tensor(rows)
+
+    def committed(self, lengths: list[int], k: int) -> None:
+        """Counts k proposals as k calls."""
+        self.forwards += k
 
 
 def assert_sound(continuation: torch.Tensor, distinct: int = 8) -> None:

@@ -1,0 +1,695 @@
+"""`gaudi_spec.generate` against `model.generate`: same tensor, or a refusal that names the option.
+
+Transformers' option names and rules are the contract; the target's own greedy text the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+import toys
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TextStreamer,
+)
+from transformers.generation import CompileConfig, MaxLengthCriteria, WatermarkingConfig
+
+import gaudi_spec
+from gaudi_spec import hf
+from gaudi_spec.errors import GaudiSpecError, InputError, UnsupportedOptionError
+
+RAGGED = toys.PROMPTS[:4]
+EOS = 67  # emitted by the toy target in the middle of several of its texts
+EOS_LIST = [67, 46, 5]
+FIELDS = sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+
+
+@pytest.fixture
+def model():
+    """A copy of the shared target that a test may change."""
+    return copy.deepcopy(toys.target())
+
+
+@pytest.fixture
+def silent():
+    """Turns every warning into an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def draft(name: str = "noisy"):
+    return toys.drafts()[name]
+
+
+def theirs(model, ids, **options):
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.generate(ids, do_sample=False, **options)
+
+
+def ours(model, ids, drafted_by="noisy", **options):
+    return gaudi_spec.generate(model, ids, assistant_model=draft(drafted_by), **options)
+
+
+def assert_same(model, ids, drafted_by="noisy", **options):
+    want = theirs(model, ids, **options)
+    got = ours(model, ids, drafted_by, **options)
+    assert got.dtype == want.dtype and got.tolist() == want.tolist()
+    return got
+
+
+@contextlib.contextmanager
+def no_forward(*models):
+    """Fails if one of the models is run."""
+
+    def fail(*_, **__):
+        raise AssertionError("a forward was run before the request was checked")
+
+    handles = [model.register_forward_pre_hook(fail) for model in models]
+    handles += [model.model.register_forward_pre_hook(fail) for model in models]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# Padding
+
+
+@pytest.mark.parametrize("drafted_by", ["self", "noisy", "unrelated"])
+def test_a_left_padded_batch_equals_transformers(drafted_by):
+    ids, mask = toys.left_pad(RAGGED)
+    assert_same(toys.target(), ids, drafted_by, attention_mask=mask, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_a_missing_mask_is_inferred_from_the_pad_token(pad):
+    ids, _ = toys.left_pad(RAGGED, pad)
+    got = assert_same(toys.target(), ids, pad_token_id=pad, max_new_tokens=12)
+    unmasked = theirs(
+        toys.target(), ids, attention_mask=torch.ones_like(ids), pad_token_id=pad, max_new_tokens=12
+    )
+    assert got.tolist() != unmasked.tolist()  # so the mask mattered
+
+
+@pytest.mark.parametrize("eos", [0, [67, 0]])
+def test_a_missing_mask_is_all_ones_where_the_pad_token_ends_text(eos):
+    ids, _ = toys.left_pad(RAGGED)
+    options = {"eos_token_id": eos, "pad_token_id": 0, "max_new_tokens": 12}
+    got = assert_same(toys.target(), ids, **options)
+    masked = theirs(toys.target(), ids, attention_mask=(ids != 0).long(), **options)
+    assert got.tolist() != masked.tolist()
+
+
+def test_no_pad_token_at_all_works(model):
+    model.generation_config.pad_token_id = None
+    model.config.pad_token_id = None
+    assert_same(model, RAGGED[3][None], max_new_tokens=12)
+
+
+def test_each_right_padded_row_equals_its_unpadded_run():
+    ids, mask = toys.right_pad(RAGGED)
+    got = ours(toys.target(), ids, attention_mask=mask, max_new_tokens=15)
+    assert torch.equal(got[:, : ids.shape[1]], ids)
+    for row, prompt in zip(got[:, ids.shape[1] :], RAGGED):
+        assert torch.equal(row, toys.greedy(toys.target(), prompt, 15))
+
+
+def test_zeros_inside_the_mask_equal_the_run_without_those_tokens():
+    ids = toys.PROMPTS[3][None]
+    mask = torch.ones_like(ids)
+    mask[0, [4, 5, 9]] = 0
+    got = assert_same(toys.target(), ids, attention_mask=mask, max_new_tokens=12)
+    want = toys.greedy(toys.target(), ids[0][mask[0].bool()], 12)
+    assert torch.equal(got[0, ids.shape[1] :], want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_a_mask_may_have_any_dtype(dtype):
+    ids, mask = toys.left_pad(RAGGED)
+    want = theirs(toys.target(), ids, attention_mask=mask, max_new_tokens=8)
+    assert torch.equal(
+        ours(toys.target(), ids, attention_mask=mask.to(dtype), max_new_tokens=8), want
+    )
+
+
+def test_a_row_of_pads_only_is_refused():
+    ids, mask = toys.left_pad(RAGGED)
+    mask[1] = 0
+    with no_forward(toys.target()), pytest.raises(InputError, match="1"):
+        ours(toys.target(), ids, attention_mask=mask, max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [None, torch.zeros(1, 0, dtype=torch.long), torch.ones(3), torch.ones(1, 3), [[1, 2]]],
+    ids=["none", "empty", "flat", "float", "list"],
+)
+def test_ids_that_are_no_batch_of_tokens_are_refused(ids):
+    with no_forward(toys.target()), pytest.raises(InputError):
+        ours(toys.target(), ids, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("bad", [toys.VOCAB, -1])
+def test_an_id_outside_the_vocabulary_is_refused(bad):
+    with no_forward(toys.target()), pytest.raises(InputError, match=r"ids outside 0\.\.96"):
+        ours(toys.target(), torch.tensor([[5, bad]]), max_new_tokens=4)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with no_forward(toys.target()), pytest.raises(InputError, match="attention_mask"):
+        ours(toys.target(), RAGGED[1][None], attention_mask=torch.ones(1, 9), max_new_tokens=4)
+
+
+# End of text
+
+
+@pytest.mark.parametrize("drafted_by", ["self", "noisy"])
+@pytest.mark.parametrize("eos", [EOS, EOS_LIST, torch.tensor(EOS_LIST), [EOS]], ids=repr)
+def test_rows_end_at_the_first_end_token_and_are_padded(drafted_by, eos):
+    ids, mask = toys.left_pad(RAGGED)
+    got = assert_same(
+        toys.target(), ids, drafted_by, attention_mask=mask, eos_token_id=eos, max_new_tokens=30
+    )
+    assert (got[:, -1] == 0).any() and gaudi_spec.last_report().finish_reasons.count("stop") > 1
+
+
+def test_pad_may_be_the_end_token():
+    ids, mask = toys.left_pad(RAGGED, EOS)
+    options = {"eos_token_id": EOS, "pad_token_id": EOS, "max_new_tokens": 30}
+    got = assert_same(toys.target(), ids, attention_mask=mask, **options)
+    assert got.shape[1] > ids.shape[1] + 5 and (got[:, -1] == EOS).sum() > 1
+
+
+def test_more_end_tokens_than_eight_work():
+    ids, mask = toys.left_pad(RAGGED)
+    eos = [2, 3, 4, 5, 6, 8, 9, 10, 12, EOS]
+    assert_same(toys.target(), ids, attention_mask=mask, eos_token_id=eos, max_new_tokens=30)
+    assert_same(toys.target(), ids, attention_mask=mask, eos_token_id=EOS, max_new_tokens=30)
+
+
+def test_the_pad_token_defaults_to_the_first_end_token(model):
+    model.generation_config.pad_token_id = None
+    model.config.pad_token_id = None
+    ids, mask = toys.left_pad(RAGGED)
+    got = assert_same(model, ids, attention_mask=mask, eos_token_id=EOS_LIST, max_new_tokens=30)
+    assert (got[:, -1] == EOS).any()
+
+
+def test_the_end_tokens_of_the_targets_generation_config_decide(model):
+    model.config.eos_token_id = 91
+    model.generation_config.eos_token_id = EOS_LIST
+    other = copy.deepcopy(draft())
+    other.config.eos_token_id = other.generation_config.eos_token_id = int(toys.references()[3][0])
+    ids, mask = toys.left_pad(RAGGED)
+    want = theirs(model, ids, attention_mask=mask, max_new_tokens=30)
+    got = gaudi_spec.generate(
+        model, ids, attention_mask=mask, max_new_tokens=30, assistant_model=other
+    )
+    assert torch.equal(got, want)
+    assert "stop" in gaudi_spec.last_report().finish_reasons
+
+
+# Lengths
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 7},
+        {"max_length": 18},
+        {"max_length": 40},
+        {"max_length": 20},
+        {"max_length": 25, "max_new_tokens": 11},
+        {},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("drafted_by", ["self", "unrelated"])
+def test_the_length_follows_transformers(lengths, drafted_by):
+    ids, mask = toys.left_pad(RAGGED)
+    assert_same(toys.target(), ids, drafted_by, attention_mask=mask, **lengths)
+
+
+def test_without_a_length_twenty_new_tokens_come():
+    ids = toys.PROMPTS[4][None]
+    assert ours(toys.target(), ids).shape[1] == ids.shape[1] + 20
+
+
+@pytest.mark.parametrize(
+    "values", [{"max_length": 33}, {"max_length": 20}, {"max_new_tokens": 9}, {}], ids=str
+)
+@pytest.mark.parametrize("where", ["call", "model"])
+def test_the_length_may_come_from_a_generation_config(model, values, where):
+    ids, mask = toys.left_pad(RAGGED)
+    options = {}
+    if where == "model":
+        for name, value in values.items():
+            setattr(model.generation_config, name, value)
+    else:
+        options["generation_config"] = GenerationConfig(pad_token_id=0, **values)
+    assert_same(model, ids, attention_mask=mask, **options)
+
+
+@pytest.mark.parametrize("extra", [{"max_length": 30}, {"max_new_tokens": 5}], ids=str)
+def test_a_call_argument_beats_the_model_s_generation_config(model, extra):
+    model.generation_config.max_new_tokens = None
+    model.generation_config.max_length = 24
+    ids, mask = toys.left_pad(RAGGED)
+    assert_same(model, ids, attention_mask=mask, **extra)
+
+
+@pytest.mark.parametrize("length", [17, 3])
+def test_a_max_length_that_the_prompt_fills_is_refused(length):
+    with no_forward(toys.target()), pytest.raises(InputError, match=f"max_length={length}"):
+        ours(toys.target(), toys.PROMPTS[3][None], max_length=length)
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_budget_below_one_is_refused(count):
+    with no_forward(toys.target()), pytest.raises(InputError, match="max_new_tokens"):
+        ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=count)
+
+
+def test_a_sequence_beyond_the_targets_positions_is_refused():
+    with no_forward(toys.target()), pytest.raises(InputError, match="256 positions"):
+        ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=240)
+
+
+@pytest.mark.parametrize(
+    "least",
+    [
+        {"min_new_tokens": 1},
+        {"min_new_tokens": 12},
+        {"min_new_tokens": 30},
+        {"min_length": 25},
+        {"min_length": 10},
+        {"min_length": 40, "min_new_tokens": 3},
+        {"min_length": 40, "min_new_tokens": 0},
+        {"min_new_tokens": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("drafted_by", ["self", "noisy"])
+def test_the_minimum_length_follows_transformers(least, drafted_by):
+    ids, mask = toys.left_pad(RAGGED)
+    eos = [7, 11, 22, 56, 67, 71]
+    options = dict(attention_mask=mask, eos_token_id=eos, max_new_tokens=30)
+    assert_same(toys.target(), ids, drafted_by, **options, **least)
+
+
+# Where settings come from
+
+
+def test_a_generation_config_is_used_and_left_unchanged():
+    given = GenerationConfig(
+        max_new_tokens=14, eos_token_id=EOS_LIST, pad_token_id=9, num_assistant_tokens=3
+    )
+    before = given.to_dict()
+    ids, mask = toys.left_pad(RAGGED)
+    assert_same(toys.target(), ids, attention_mask=mask, generation_config=given)
+    assert given.to_dict() == before
+    assert len(gaudi_spec.last_report().proposed_at) == 3
+
+
+def test_arguments_beat_the_generation_config():
+    given = GenerationConfig(max_new_tokens=14, pad_token_id=0)
+    ids, mask = toys.left_pad(RAGGED)
+    got = assert_same(
+        toys.target(), ids, attention_mask=mask, generation_config=given, max_new_tokens=6
+    )
+    assert got.shape[1] == ids.shape[1] + 6
+
+
+@pytest.mark.parametrize("where", ["argument", "config", "model", "draft", "spec"])
+def test_k_may_come_from(where, model):
+    other = copy.deepcopy(draft())
+    options = {"max_new_tokens": 20}
+    if where == "argument":
+        options["num_assistant_tokens"] = 3
+        other.generation_config.num_assistant_tokens = 7
+        model.generation_config.num_assistant_tokens = 6
+    elif where == "config":
+        options["generation_config"] = GenerationConfig(num_assistant_tokens=3, max_new_tokens=20)
+        other.generation_config.num_assistant_tokens = 7
+    elif where == "spec":
+        options["spec_config"] = gaudi_spec.SpecConfig(num_assistant_tokens=3)
+    else:
+        (model if where == "model" else other).generation_config.num_assistant_tokens = 3
+    got = gaudi_spec.generate(model, toys.PROMPTS[3][None], assistant_model=other, **options)
+    assert torch.equal(got[0, 17:], toys.references()[3][:20])
+    assert len(gaudi_spec.last_report().proposed_at) == 3
+
+
+@pytest.mark.parametrize("k", [0, 33, -1, 2.5])
+@pytest.mark.parametrize("where", ["argument", "config"])
+def test_k_outside_its_range_is_refused(k, where):
+    options = {"num_assistant_tokens": k}
+    if where == "config":
+        options = {"generation_config": GenerationConfig(**options)}
+    with no_forward(toys.target()), pytest.raises(GaudiSpecError, match="num_assistant_tokens"):
+        ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("who", ["target", "draft", "both", "argument"])
+def test_use_cache_false_still_decodes_cached_with_one_warning(who, model):
+    other, options = copy.deepcopy(draft()), {}
+    for name, changed in (("target", model), ("draft", other)):
+        if who in (name, "both"):
+            changed.config.use_cache = False
+            changed.generation_config.use_cache = False
+    if who == "argument":
+        options["use_cache"] = False
+    with pytest.warns(UserWarning, match="use_cache") as caught:
+        got = gaudi_spec.generate(
+            model, toys.PROMPTS[3][None], assistant_model=other, max_new_tokens=20, **options
+        )
+    assert len(caught) == 1
+    assert torch.equal(got[0, 17:], toys.references()[3][:20])
+
+
+def test_int32_ids_give_what_transformers_gives():
+    ids, mask = toys.left_pad(RAGGED)
+    assert_same(toys.target(), ids.int(), attention_mask=mask, max_new_tokens=8)
+
+
+def test_inputs_is_another_name_for_input_ids():
+    got = gaudi_spec.generate(toys.target(), inputs=toys.PROMPTS[3][None], max_new_tokens=8)
+    assert torch.equal(got[0, 17:], toys.references()[3][:8])
+
+
+@pytest.mark.parametrize("drafted_by", ["self", None])
+def test_the_draft_may_be_the_target_or_missing(drafted_by):
+    ids, mask = toys.left_pad(RAGGED)
+    model = toys.target()
+    got = gaudi_spec.generate(
+        model,
+        ids,
+        attention_mask=mask,
+        max_new_tokens=12,
+        assistant_model=model if drafted_by else None,
+    )
+    assert torch.equal(got, theirs(model, ids, attention_mask=mask, max_new_tokens=12))
+
+
+@pytest.mark.parametrize("option", ["temperature", "top_k", "top_p", "typical_p", "min_p"])
+def test_sampling_options_have_no_effect_on_greedy_text(option, silent):
+    got = ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=12, **{option: 0.5})
+    assert torch.equal(got[0, 17:], toys.references()[3][:12])
+
+
+# What stays, what is left alone, what is reported
+
+
+def engines():
+    return list(hf._engines.values())
+
+
+def test_calls_of_the_same_size_share_engine_and_buffers():
+    model, (ids, mask) = toys.target(), toys.left_pad(RAGGED)
+    ours(model, ids, attention_mask=mask, max_new_tokens=12)
+    (engine,) = engines()
+    buffers = [*engine.target.cache.keys, *engine.drafter.model.cache.keys, engine.state.tokens]
+    before = [buffer.data_ptr() for buffer in buffers]
+    ours(model, ids.flip(0), attention_mask=mask.flip(0), max_new_tokens=9, eos_token_id=EOS)
+    assert engines() == [engine]
+    after = [*engine.target.cache.keys, *engine.drafter.model.cache.keys, engine.state.tokens]
+    assert [buffer.data_ptr() for buffer in after] == before
+    gaudi_spec.release()
+    assert engines() == []
+
+
+def test_engines_of_different_models_do_not_mix_and_few_are_kept():
+    ids = toys.PROMPTS[3][None]
+    models = [toys.build(seed=seed) for seed in range(6)]
+    for model in models * 2:
+        got = gaudi_spec.generate(model, ids, assistant_model=models[0], max_new_tokens=4)
+        assert torch.equal(got[0, 17:], toys.greedy(model, ids[0], 4))
+    assert len(engines()) <= 4
+
+
+def test_a_call_after_a_failed_one_is_right(model):
+    ids = toys.PROMPTS[3][None]
+    handle = draft().register_forward_pre_hook(lambda *_: 1 / 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            ours(model, ids, max_new_tokens=12)
+    finally:
+        handle.remove()
+    assert torch.equal(ours(model, ids, max_new_tokens=12)[0, 17:], toys.references()[3][:12])
+
+
+def test_a_model_changed_between_calls_is_used_as_it_is_now(model):
+    ids = toys.PROMPTS[3][None]
+    ours(model, ids, max_new_tokens=8)
+    model.to(torch.float64)
+    assert_same(model, ids, max_new_tokens=8)
+
+
+def test_models_configs_and_tensors_of_the_caller_are_not_modified(model):
+    other = copy.deepcopy(draft())
+    model.train()
+    ids, mask = toys.left_pad(RAGGED)
+    kept = ids.clone(), mask.clone()
+    facts = [
+        (m.config.to_dict(), m.generation_config.to_dict(), set(vars(m)), m.training)
+        for m in (model, other)
+    ]
+    weights = [w.clone() for m in (model, other) for w in m.state_dict().values()]
+    gaudi_spec.generate(model, ids, attention_mask=mask, assistant_model=other, max_new_tokens=9)
+    assert torch.equal(ids, kept[0]) and torch.equal(mask, kept[1])
+    assert facts == [
+        (m.config.to_dict(), m.generation_config.to_dict(), set(vars(m)), m.training)
+        for m in (model, other)
+    ]
+    now = [w for m in (model, other) for w in m.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(now, weights))
+    assert all(w.grad is None for m in (model, other) for w in m.parameters())
+
+
+def test_a_result_is_the_callers_own():
+    ids = toys.PROMPTS[3][None].clone()
+    first = ours(toys.target(), ids, max_new_tokens=8)
+    kept = first.clone()
+    ours(toys.target(), ids.flip(1), max_new_tokens=8)
+    assert torch.equal(first, kept)
+    first.fill_(5)
+    assert torch.equal(ids, toys.PROMPTS[3][None])
+    assert torch.equal(ours(toys.target(), ids, max_new_tokens=8), kept)
+
+
+def test_the_last_report_counts_what_was_returned():
+    ids, mask = toys.left_pad(RAGGED)
+    got = ours(toys.target(), ids, "self", attention_mask=mask, eos_token_id=EOS, max_new_tokens=30)
+    report = gaudi_spec.last_report()
+    new = got[:, ids.shape[1] :].tolist()
+    lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new]
+    assert report.emitted == lengths and report.emitted_tokens == sum(lengths)
+    assert report.finish_reasons == ["stop" if EOS in row else "length" for row in new]
+    assert report.accepted + report.target_tokens == report.emitted_tokens
+    assert 0 < report.acceptance_rate <= 1
+
+
+def test_a_perfect_draft_is_always_accepted_and_an_unrelated_one_hardly():
+    ids = toys.PROMPTS[4][None]
+    ours(toys.target(), ids, "self", max_new_tokens=36, num_assistant_tokens=5)
+    report = gaudi_spec.last_report()
+    assert (report.acceptance_rate, report.cycles, report.proposed) == (1.0, 6, 30)
+    assert report.target_forwards == report.cycles
+    ours(toys.target(), ids, "unrelated", max_new_tokens=36, num_assistant_tokens=5)
+    assert gaudi_spec.last_report().acceptance_rate < 0.3
+
+
+# Refusals
+
+IDS = toys.PROMPTS[3][None]
+REFUSED = {
+    "do_sample": True,
+    "num_beams": 2,
+    "num_return_sequences": 2,
+    "repetition_penalty": 1.2,
+    "encoder_repetition_penalty": 1.2,
+    "no_repeat_ngram_size": 2,
+    "bad_words_ids": [[5]],
+    "sequence_bias": {(5,): 2.0},
+    "suppress_tokens": [5],
+    "begin_suppress_tokens": [5],
+    "forced_eos_token_id": 5,
+    "forced_bos_token_id": 5,
+    "exponential_decay_length_penalty": (2, 1.5),
+    "remove_invalid_values": True,
+    "stop_strings": ["x"],
+    "max_time": 5.0,
+    "output_scores": True,
+    "output_logits": True,
+    "return_dict_in_generate": True,
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "prompt_lookup_num_tokens": 3,
+    "assistant_early_exit": 1,
+    "penalty_alpha": 0.6,
+    "guidance_scale": 1.5,
+    "cache_implementation": "quantized",
+    "watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash"),
+    "dola_layers": "high",
+    "constraints": ["x"],
+    "force_words_ids": [[5]],
+    "token_healing": True,
+    "num_beam_groups": 2,
+}
+REFUSED_ARGUMENTS = {
+    "streamer": TextStreamer.__new__(TextStreamer),
+    "logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.5)]),
+    "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(20)]),
+    "prefix_allowed_tokens_fn": lambda row, ids: [3],
+    "past_key_values": DynamicCache(),
+    "inputs_embeds": torch.zeros(1, 3, 32),
+    "position_ids": torch.arange(17)[None],
+    "negative_prompt_ids": torch.ones(1, 3, dtype=torch.long),
+    "assistant_tokenizer": object(),
+    "custom_generate": lambda *_, **__: None,
+    "output_attention": True,
+    "max_new_token": 8,
+    "an_option_of_the_future": 0.5,
+    "a_scalar_tensor": torch.tensor(3),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_ARGUMENTS])
+def test_an_unsupported_argument_is_refused_by_name_before_any_compute(name):
+    value = (REFUSED | REFUSED_ARGUMENTS)[name]
+    with no_forward(toys.target(), draft()), pytest.raises(UnsupportedOptionError, match=name):
+        ours(toys.target(), IDS, **{"max_new_tokens": 8, name: value})
+
+
+@pytest.mark.parametrize("name", [n for n in REFUSED if n in FIELDS])
+@pytest.mark.parametrize("where", ["call", "model"])
+def test_an_unsupported_field_of_a_generation_config_is_refused_by_name(name, where, model):
+    given = GenerationConfig(max_new_tokens=8, pad_token_id=0)
+    setattr(given, name, REFUSED[name])
+    options = {"generation_config": given}
+    if where == "model":
+        model.generation_config, options = given, {}
+    with no_forward(model, draft()), pytest.raises(UnsupportedOptionError, match=name):
+        ours(model, IDS, **options)
+
+
+def test_inputs_embeds_without_ids_are_refused_by_name():
+    with pytest.raises(UnsupportedOptionError, match="inputs_embeds"):
+        gaudi_spec.generate(toys.target(), inputs_embeds=torch.zeros(1, 3, 32), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"streamer": None},
+        {"logits_processor": LogitsProcessorList(), "stopping_criteria": StoppingCriteriaList()},
+        {"synced_gpus": False, "prefix_allowed_tokens_fn": None, "past_key_values": None},
+        {"num_beams": 1, "repetition_penalty": 1.0, "do_sample": False, "use_cache": True},
+        {"bad_words_ids": None, "stop_strings": None, "return_dict_in_generate": False},
+        {"tokenizer": object()},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_arguments_that_ask_for_nothing_are_accepted(options):
+    got = ours(toys.target(), IDS, max_new_tokens=8, **options)
+    assert torch.equal(got[0, 17:], toys.references()[3][:8])
+
+
+# A telling value of every field that Transformers has: one that changes greedy text if it can.
+TELLING = {
+    **REFUSED,
+    "assistant_confidence_threshold": 0.9,
+    "assistant_ensemble_weight": 0.5,
+    "assistant_lookbehind": 3,
+    "bos_token_id": 7,
+    "cache_config": {"max_cache_len": 64},
+    "compile_config": CompileConfig(),
+    "continuous_batching_config": {"block_size": 16},
+    "decoder_start_token_id": 7,
+    "disable_compile": True,
+    "diversity_penalty": 5.0,
+    "early_stopping": True,
+    "encoder_no_repeat_ngram_size": 1,
+    "eos_token_id": EOS,
+    "epsilon_cutoff": 0.2,
+    "eta_cutoff": 0.2,
+    "is_assistant": True,
+    "length_penalty": 3.0,
+    "low_memory": True,
+    "max_cache_len": 64,
+    "max_length": 30,
+    "max_matching_ngram_size": 3,
+    "max_new_tokens": 9,
+    "min_length": 30,
+    "min_new_tokens": 13,
+    "min_p": 0.9,
+    "num_assistant_tokens": 4,
+    "num_assistant_tokens_schedule": "heuristic",
+    "pad_token_id": 8,
+    "prefill_chunk_size": 5,
+    "renormalize_logits": True,
+    "return_legacy_cache": True,
+    "speculation_type": "dflash",
+    "target_lookbehind": 3,
+    "temperature": 5.0,
+    "top_h": 0.1,
+    "top_k": 1,
+    "top_p": 0.1,
+    "transformers_version": "4.30.0",
+    "typical_p": 0.1,
+    "use_cache": False,
+    "use_mtp": True,
+}
+
+
+def with_field(name, value):
+    given = GenerationConfig(max_new_tokens=20, pad_token_id=0, eos_token_id=[13, 67])
+    if name == "max_length":
+        given.max_new_tokens = None
+    setattr(given, name, value)
+    return given
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", ["argument", "call", "model"])
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_a_generation_config_is_honoured_or_refused(name, where, model):
+    assert name in TELLING, f"{name} is new in Transformers: add a value that changes greedy text"
+    given = with_field(name, TELLING[name])
+    options = {"generation_config": given}
+    if where == "model":
+        model.generation_config, options = given, {}
+    elif where == "argument":
+        names = {"max_new_tokens", "pad_token_id", "eos_token_id", name}
+        options = {key: value for key, value in vars(given).items() if key in names}
+    # Transformers 4.55 forgets the padding when it prefills in chunks.
+    ids, mask = toys.left_pad(RAGGED[3:] if name == "prefill_chunk_size" else RAGGED)
+    try:
+        got = ours(model, ids, attention_mask=mask, **options)
+    except UnsupportedOptionError as refusal:
+        assert name in str(refusal)
+        return
+    assert got.tolist() == theirs(model, ids, attention_mask=mask, **options).tolist()
+
+
+@pytest.mark.parametrize("name", ["max_length", "min_length", "min_new_tokens", "eos_token_id"])
+def test_the_honoured_fields_of_the_table_do_change_the_text(name):
+    given, plain = with_field(name, TELLING[name]), with_field("max_new_tokens", 20)
+    ids, mask = toys.left_pad(RAGGED)
+    texts = [
+        ours(toys.target(), ids, attention_mask=mask, generation_config=config).tolist()
+        for config in (given, plain)
+    ]
+    assert texts[0] != texts[1]
