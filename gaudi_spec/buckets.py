@@ -24,3 +24,18 @@ def chunks(count: int, ladder: Sequence[int]) -> Iterator[int]:
         width = next((w for w in ladder if w >= count), ladder[-1])
         yield width
         count -= width
+
+
+def windows(slots: int, smallest: int | None) -> list[int]:
+    """Returns the attention windows over `slots` cache slots: `smallest`, doubled up to `slots`.
+
+    Args:
+        slots: S.
+        smallest: First window; None gives the one window `slots`.
+    """
+    sizes = []
+    window = smallest or slots
+    while window < slots:
+        sizes.append(window)
+        window *= 2
+    return [*sizes, slots]

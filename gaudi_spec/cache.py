@@ -37,6 +37,7 @@ class SlotCache(Cache):
         device: torch.device,
     ) -> None:
         self.batch, self.slots = batch, slots
+        self.window = slots  # slots that attention reads; a static part of every shape
         # Zeros, not empty: 0 x NaN would pass through a mask.
         self.keys = [
             torch.zeros(batch * slots, heads, dim, dtype=dtype, device=device)
@@ -55,7 +56,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_, **__
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes `[B, H_kv, T, D]` keys and values and returns all slots `[B, H_kv, S, D]`."""
+        """Writes `[B, H_kv, T, D]` keys and values and returns the window `[B, H_kv, W, D]`."""
         return (
             self._write(self.keys[layer_idx], key_states),
             self._write(self.values[layer_idx], value_states),
@@ -63,9 +64,10 @@ class SlotCache(Cache):
 
     def _write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         heads, dim = buffer.shape[1:]
-        rows = states.transpose(1, 2).reshape(-1, heads, dim).to(buffer.dtype)
-        buffer.index_copy_(0, self._index, rows)
-        return buffer.view(self.batch, self.slots, heads, dim).transpose(1, 2)
+        new = states.transpose(1, 2).reshape(-1, heads, dim).to(buffer.dtype)
+        buffer.index_copy_(0, self._index, new)
+        rows = buffer.view(self.batch, self.slots, heads, dim)
+        return rows[:, : self.window].transpose(1, 2)
 
     def get_seq_length(self, *_, **__) -> int:
         """Returns 0: length is data here, and every caller is handed explicit positions."""

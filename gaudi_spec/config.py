@@ -28,6 +28,15 @@ class SpecConfig:
             similar length share one set of buffers.
         prefill_chunks: Widths, ascending, in which prompts are fed. A long prompt takes several
             chunks; the last one is padded up to the next width.
+        bucket_size: Attention reads the first `bucket_size` cache slots, or twice, four times ...
+            as many, whichever covers the longest row: its cost follows the text, not the
+            allocation. None: always all slots.
+        compile: "graph" captures prefill chunks and cycles as graphs, "eager" does not, "auto"
+            means graphs on hpu and cuda and eager on cpu, where a first compile takes long.
+        fuse_cycle: Capture a whole cycle as one graph; False: drafting and verification apart.
+        sync_every: Cycles run before the host reads their outcomes.
+        strict_shapes: Fail, instead of building it, when a shape is needed that the warm-up has
+            not built.
         allow_untested_models: Accept a decoder whose family is not in the tested list, after a
             self-check of its cached forward against its plain one.
 
@@ -40,18 +49,25 @@ class SpecConfig:
     max_length: int | None = None
     length_multiple: int = 64
     prefill_chunks: tuple[int, ...] = (16, 64, 256)
+    bucket_size: int | None = 256
+    compile: str = "auto"
+    fuse_cycle: bool = True
+    sync_every: int = 1
+    strict_shapes: bool = False
     allow_untested_models: bool = False
 
     def __post_init__(self) -> None:
         self._check_int("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)
         self._check_int("length_multiple", 1, None)
-        for name, least in (("batch_size", 1), ("max_length", 2)):
+        self._check_int("sync_every", 1, None)
+        for name, least in (("batch_size", 1), ("max_length", 2), ("bucket_size", 1)):
             if getattr(self, name) is not None:
                 self._check_int(name, least, None)
-        if not isinstance(self.allow_untested_models, bool):
-            raise ConfigError(
-                f"allow_untested_models must be true or false, not {self.allow_untested_models!r}."
-            )
+        for name in ("allow_untested_models", "fuse_cycle", "strict_shapes"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
+        if self.compile not in ("auto", "graph", "eager"):
+            raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
         chunks = self.prefill_chunks
         if isinstance(chunks, list):
             chunks = tuple(chunks)

@@ -35,6 +35,17 @@ class RowOutcome(NamedTuple):
     tokens: list[int]
 
 
+def fill(state: State, model: ModelAdapter, width: int) -> None:
+    """Feeds `width` committed tokens of each row, from `state.cursor` on, into the model's cache.
+
+    What lies at or beyond a row's length is stale; its slots are hidden by the mask until they
+    are written again.
+    """
+    positions = state.cursor[:, None] + torch.arange(width, device=state.cursor.device)
+    positions = positions.clamp(max=model.slots - 1)
+    model.fill(state.tokens.gather(1, positions), positions)
+
+
 def draft(state: State, drafter: Drafter | None, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns proposals `[B, k]` and how many of them count in each row `[B]`.
 

@@ -1,4 +1,4 @@
-"""The engine: build, prefill, then cycles of draft, verify and commit over static shapes.
+"""The engine: checks a request, prefills, then runs cycles and counts what they did.
 
 Prefill only fills caches: it runs each model without its head over `prompt[:-1]`; the last prompt
 token is the first cycle's `last`, so the first new tokens already come out of a cycle.
@@ -6,7 +6,7 @@ token is the first cycle's `last`, so the first new tokens already come out of a
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import threading
 import time
 import warnings
@@ -16,18 +16,16 @@ from typing import Any
 import torch
 
 from . import cycle
-from .buckets import chunks, round_up
+from .buckets import round_up
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .cycle import RowOutcome
 from .device import Device, get_device
-from .drafters.base import Drafter
-from .drafters.model import ModelDrafter, fill
 from .errors import ConfigError, InputError, NumericalError
 from .metrics import Report
-from .models.hf import HFCausalLM, self_check
+from .models.hf import self_check
 from .models.support import TESTED_FAMILIES, check_supported, max_positions
+from .runtime import Runtime
 from .schedule import Constant, Schedule
-from .state import State
 
 
 class SpeculativeEngine:
@@ -74,9 +72,7 @@ class SpeculativeEngine:
         self._lock = threading.Lock()
         self._warned_room = False
         self.report = Report()
-        self.target: HFCausalLM | None = None
-        self.drafter: Drafter | None = None
-        self.state: State | None = None
+        self.runtime: Runtime | None = None
 
     def generate(
         self,
@@ -132,27 +128,40 @@ class SpeculativeEngine:
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
         ids, budgets = self._admit(prompts, max_new_tokens, min_new_tokens, schedule)
-        target, state = self.target, self.state
-        report = self.report = Report(emitted=[0] * len(ids), finish_reasons=["length"] * len(ids))
-        with _evaluating(*self._models):
-            state.reset(ids, budgets, min_new_tokens, list(dict.fromkeys(eos_token_ids)))
-            if self.drafter is not None:
-                self.drafter.reset()
-            self._prefill(max(len(row) for row in ids) - 1)
-            report.seconds["prefill"] += time.perf_counter() - begin
-            lengths = [len(row) for row in ids] + [1] * (state.batch - len(ids))
-            limits = [n + b for n, b in zip(lengths, budgets)] + [1] * (state.batch - len(ids))
-            live = [length < limit for length, limit in zip(lengths, limits)]
-            while any(live):
-                k = self._usable(schedule.choose(report.cycles), lengths, limits, live)
-                outcome = self._cycle(k, lengths, live)
+        runtime = self.runtime
+        spare = runtime.state.batch - len(ids)
+        self.report = Report(emitted=[0] * len(ids), finish_reasons=["length"] * len(ids))
+        runtime.state.reset(ids, budgets, min_new_tokens, list(dict.fromkeys(eos_token_ids)))
+        runtime.reset()
+        runtime.prefill(max(len(row) for row in ids) - 1)
+        runtime.seconds["prefill"] += time.perf_counter() - begin
+        lengths = [len(row) for row in ids] + [1] * spare
+        limits = [n + b for n, b in zip(lengths, budgets)] + [1] * spare
+        live = [length < limit for length, limit in zip(lengths, limits)]
+        while any(live):
+            k = self._usable(schedule.choose(self.report.cycles), lengths, limits, live)
+            for outcome in self._cycles(k, lengths, limits, live):
+                if not any(live):
+                    break
                 lengths = [length + row.n_emitted for length, row in zip(lengths, outcome)]
                 if k:
-                    self.drafter.committed(lengths, k)
-                report.add_cycle(outcome)
+                    runtime.drafter.committed(lengths, k)
+                self.report.add_cycle(outcome)
                 self._note(outcome, live, lengths, limits, begin)
                 live = [not row.done for row in outcome]
                 yield outcome[: len(ids)]
+
+    def warm_up(self, batch: int, length: int, quiet: bool = False) -> None:
+        """Builds every graph for `batch` rows of up to `length` tokens before the first token.
+
+        Args:
+            batch: B.
+            length: Prompt and new tokens of a row.
+            quiet: No progress bar on standard error.
+        """
+        with self._lock:
+            self._build(batch, length, self.config.num_assistant_tokens)
+            self.runtime.warm_up({self.config.num_assistant_tokens}, quiet)
 
     def _admit(self, prompts, max_new_tokens, min_new_tokens, schedule):
         """Checks a request, builds or grows the buffers, and returns its ids and budgets."""
@@ -180,11 +189,12 @@ class SpeculativeEngine:
 
     def _build(self, batch: int, length: int, k: int) -> None:
         """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice."""
-        if self.state is not None:
-            wide = self.state.tokens.shape[1] - self.state.slots > k
-            if batch <= self.state.batch and length <= self.state.slots and wide:
+        if self.runtime is not None:
+            state = self.runtime.state
+            wide = state.tokens.shape[1] - state.slots > k
+            if batch <= state.batch and length <= state.slots and wide:
                 return
-            batch, length = max(batch, self.state.batch), max(length, self.state.slots)
+            batch, length = max(batch, state.batch), max(length, state.slots)
         if self.config.batch_size is not None:
             if batch > self.config.batch_size:
                 raise InputError(
@@ -195,31 +205,16 @@ class SpeculativeEngine:
         target, draft = self._models
         slots = self.config.max_length or round_up(length, self.config.length_multiple)
         slots = min(slots, max_positions(target.config) or slots)
-        device = self.device.torch_device
-        self.target = HFCausalLM(target, batch, slots)
-        self.state = State(batch, slots, max(k, self.config.num_assistant_tokens) + 1, device)
-        if draft is not None:
-            model = HFCausalLM(draft, batch, min(slots, max_positions(draft.config) or slots))
-            self.drafter = ModelDrafter(
-                model, self.target.vocab_size, self.config.prefill_chunks, self.device
-            )
-
-    @torch.no_grad()
-    def _prefill(self, count: int) -> None:
-        offset = 0
-        for width in chunks(count, self.config.prefill_chunks):
-            fill(self.target, self.state, width, [offset] * self.state.batch)
-            self.report.target_prefill_forwards += 1
-            offset += width
-            self.device.border()
-        self.device.synchronize()
+        widest = max(k, self.config.num_assistant_tokens)
+        self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
 
     def _usable(self, k: int, lengths: list[int], limits: list[int], live: list[bool]) -> int:
         """Returns k, or 0 where no live row can use a proposal."""
-        if self.drafter is None or k == 0:
+        drafter = self.runtime.drafter
+        if drafter is None or k == 0:
             return 0
         rows = [r for r, alive in enumerate(live) if alive]
-        outside = [r for r in rows if not self.drafter.has_room(lengths[r])]
+        outside = [r for r in rows if not drafter.has_room(lengths[r])]
         if outside and not self._warned_room:
             self._warned_room = True
             warnings.warn(
@@ -230,28 +225,32 @@ class SpeculativeEngine:
         usable = any(r not in outside and limits[r] - lengths[r] > 1 for r in rows)
         return k if usable else 0
 
-    @torch.no_grad()
-    def _cycle(self, k: int, lengths: list[int], live: list[bool]) -> list[RowOutcome]:
-        start = time.perf_counter()
-        if k:
-            self.drafter.catch_up(self.state, lengths, live)
-        drafted, n_proposed = cycle.draft(self.state, self.drafter, k)
-        middle = time.perf_counter()
-        outcome = cycle.unpack(cycle.check(self.state, self.target, drafted, n_proposed))
-        self.device.border()
-        self.report.seconds["draft"] += middle - start
-        self.report.seconds["verify"] += time.perf_counter() - middle
-        return outcome
+    def _cycles(self, k, lengths, limits, live) -> list[list[RowOutcome]]:
+        """Runs cycles until the host reads: one, or up to `sync_every` of the same K."""
+        left = max(limit - n for limit, n, alive in zip(limits, lengths, live) if alive)
+        count = max(1, min(self.config.sync_every, left // (k + 1)))
+        packed = []
+        for i in range(count):
+            result = self.runtime.cycle(k, lengths, live, ahead=i * (k + 1))
+            packed.append(result.clone() if count > 1 else result)
+        begin = time.perf_counter()
+        outcomes = [cycle.unpack(result) for result in packed]
+        last = "cycle" if "cycle" in self.runtime.seconds else "verify"
+        self.runtime.seconds[last] += time.perf_counter() - begin
+        return outcomes
 
     def _note(self, outcome, live, lengths, limits, begin) -> None:
         """Adds what the report says beyond counts, and stops on unsound logits."""
         report = self.report
         if report.first_token_seconds is None:
             report.first_token_seconds = time.perf_counter() - begin
-        report.target_shapes = len(self.target.shapes)
-        if self.drafter is not None:
-            report.draft_forwards = self.drafter.forwards
-            report.draft_shapes = len(self.drafter.shapes)
+        report.seconds = self.runtime.seconds
+        report.target_prefill_forwards = self.runtime.prefill_forwards
+        report.target_shapes = len(self.runtime.target.shapes)
+        report.graphs = dataclasses.replace(self.runtime.graphs.facts)
+        if self.runtime.drafter is not None:
+            report.draft_forwards = self.runtime.drafter.forwards
+            report.draft_shapes = len(self.runtime.drafter.shapes)
         for row, facts in enumerate(outcome):
             if facts.n_unsound:
                 raise NumericalError(
@@ -278,16 +277,3 @@ def _check_row(row, prompt, budget, min_new_tokens, vocab, limit) -> None:
             f"Prompt {row} has {len(prompt)} tokens and {budget} new ones are asked for, but only "
             f"{limit} positions exist: shorten the prompt or ask for fewer tokens."
         )
-
-
-@contextlib.contextmanager
-def _evaluating(*models: Any) -> Iterator[None]:
-    """Turns dropout off while generating, and puts every module's mode back afterwards."""
-    training = [m for model in models if model is not None for m in model.modules() if m.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

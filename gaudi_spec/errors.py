@@ -33,3 +33,11 @@ class CheckpointError(GaudiSpecError, OSError):
 
 class NumericalError(GaudiSpecError, ArithmeticError):
     """The target produced logits that are NaN or infinite."""
+
+
+class ShapeError(GaudiSpecError, RuntimeError):
+    """A shape that the warm-up did not build is needed, in strict mode."""
+
+
+class CaptureError(GaudiSpecError, RuntimeError):
+    """Work that a device cannot capture, such as a host read inside a graph."""

@@ -7,10 +7,12 @@ includes the target's own token (the definitions and words of vLLM's metrics).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from .cycle import RowOutcome
+from .graphs import GraphFacts
 
 
 @dataclass
@@ -27,10 +29,12 @@ class Report:
         target_forwards: Target calls while decoding.
         target_prefill_forwards: Target calls while reading prompts.
         draft_forwards: Draft calls, prompts included.
-        seconds: Wall time of each phase: prefill, draft, verify (with commit and host read).
+        seconds: Wall time of each phase: prefill, draft, verify (with commit and host read), or
+            cycle where drafting and verification are one graph.
         first_token_seconds: From the start of the call to the end of its first cycle.
         target_shapes: Distinct (method, B, T) the target has been called with since it was built.
         draft_shapes: The same for the draft.
+        graphs: Graphs built and replayed since the buffers were allocated.
     """
 
     cycles: int = 0
@@ -48,6 +52,7 @@ class Report:
     first_token_seconds: float | None = None
     target_shapes: int = 0
     draft_shapes: int = 0
+    graphs: GraphFacts = field(default_factory=GraphFacts)
 
     def add_cycle(self, rows: list[RowOutcome]) -> None:
         """Counts one cycle's outcome."""
@@ -118,4 +123,5 @@ class Report:
             "first_token_seconds": self.first_token_seconds,
             "target_shapes": self.target_shapes,
             "draft_shapes": self.draft_shapes,
+            "graphs": dataclasses.asdict(self.graphs),
         }

@@ -20,6 +20,7 @@ class State:
         start: `[B]` int64, prompt length.
         limit: `[B]` int64, length at which the row is done.
         min_length: `[B]` int64, length below which no end-of-text token may be chosen.
+        cursor: `[B]` int64, index from which the next fill feeds each row.
         done: `[B]` bool.
         eos: `[E]` int64, end-of-text ids, padded with -1.
     """
@@ -27,8 +28,8 @@ class State:
     def __init__(self, batch: int, slots: int, spare: int, device: torch.device) -> None:
         self.batch, self.slots, self.device = batch, slots, device
         self.tokens = torch.zeros(batch, slots + spare, dtype=torch.long, device=device)
-        self.length, self.start, self.limit, self.min_length = (
-            torch.ones(batch, dtype=torch.long, device=device) for _ in range(4)
+        self.length, self.start, self.limit, self.min_length, self.cursor = (
+            torch.ones(batch, dtype=torch.long, device=device) for _ in range(5)
         )
         self.done = torch.ones(batch, dtype=torch.bool, device=device)
         self.eos = torch.full((8,), -1, dtype=torch.long, device=device)

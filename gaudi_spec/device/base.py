@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+Work = Callable[[], "torch.Tensor | None"]
 
 
 class Device:
@@ -10,9 +14,11 @@ class Device:
 
     Attributes:
         name: As on the command line.
+        captures: Whether graphs are the default here.
     """
 
     name = "cpu"
+    captures = False
 
     @classmethod
     def missing(cls) -> str | None:
@@ -23,6 +29,17 @@ class Device:
     def torch_device(self) -> torch.device:
         """The `torch.device` that tensors are placed on."""
         return torch.device(self.name)
+
+    def capture(self, work: Work) -> Work:
+        """Returns a replayable graph of `work`; its first call builds it and runs it once.
+
+        Args:
+            work: Takes nothing, reads and writes persistent tensors, returns one tensor or None.
+
+        Raises:
+            CaptureError: The device cannot capture what `work` does.
+        """
+        raise NotImplementedError
 
     def border(self) -> None:
         """Marks the end of a unit of work (a prefill chunk, a cycle) on lazily executed devices."""

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import torch
 
-from .base import Device
+from .base import Device, Work
+from .compiled import compiled
 
 
 class CpuDevice(Device):
     """PyTorch on the host's cores."""
 
     name = "cpu"
+
+    def capture(self, work: Work) -> Work:
+        """Returns `work` compiled by Inductor."""
+        return compiled(work)
 
     def memory(self) -> dict[str, float]:
         """Returns the resident size of this process and the machine's memory in GB."""

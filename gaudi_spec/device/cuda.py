@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from .base import Device
+from .base import Device, Work
+from .compiled import compiled
 
 
 class CudaDevice(Device):
     """PyTorch on the current CUDA device."""
 
     name = "cuda"
+    captures = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -23,6 +25,10 @@ class CudaDevice(Device):
     def torch_device(self) -> torch.device:
         """The current CUDA device."""
         return torch.device("cuda", torch.cuda.current_device())
+
+    def capture(self, work: Work) -> Work:
+        """Returns `work` compiled by Inductor, replayed as a CUDA graph."""
+        return compiled(work, options={"triton.cudagraphs": True})
 
     def synchronize(self) -> None:
         """Waits for the current stream's work."""

@@ -19,10 +19,12 @@ class Drafter(Protocol):
     Attributes:
         forwards: Model calls made since `reset`.
         shapes: Every `(method, B, T)` its model was called with.
+        window: Cache slots that its attention reads; set before `propose`, never inside.
     """
 
     forwards: int
     shapes: set[tuple[str, int, int]]
+    window: int
 
     def reset(self) -> None:
         """Forgets the previous call; buffers are kept."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .. import sampling
 from ..buckets import chunks
-from ..device import Device
 from ..models.base import ModelAdapter
 from ..state import State
 
@@ -22,7 +23,7 @@ class ModelDrafter:
         model: The draft with its slot cache.
         vocab_size: V of the target; ids beyond it are never proposed.
         prefill_chunks: Widths in which missing tokens are fed.
-        device: Where the model runs.
+        fill: Feeds a chunk of that width of committed tokens, from these indices of each row.
     """
 
     def __init__(
@@ -30,13 +31,13 @@ class ModelDrafter:
         model: ModelAdapter,
         vocab_size: int,
         prefill_chunks: tuple[int, ...],
-        device: Device,
+        fill: Callable[[int, list[int]], None],
     ) -> None:
-        self.model, self.device = model, device
+        self.model = model
         self.forwards = 0
         self.shapes = model.shapes
         self._vocab_size = vocab_size
-        self._chunks = prefill_chunks
+        self._chunks, self._fill = prefill_chunks, fill
         self._covered: list[int] = []
 
     def reset(self) -> None:
@@ -54,12 +55,20 @@ class ModelDrafter:
             missing = max(lengths[r] - 1 - self._covered[r] for r in rows)
             offset = 0
             for width in chunks(missing, self._chunks):
-                fill(self.model, state, width, [c + offset for c in self._covered])
+                self._fill(width, [covered + offset for covered in self._covered])
                 self.forwards += 1
                 offset += width
-                self.device.border()
             for row in rows:
                 self._covered[row] = lengths[row] - 1
+
+    @property
+    def window(self) -> int:
+        """Cache slots that attention reads."""
+        return self.model.cache.window
+
+    @window.setter
+    def window(self, slots: int) -> None:
+        self.model.cache.window = min(slots, self.model.slots)
 
     def room(self, state: State) -> torch.Tensor:
         """Returns `[B]`, proposals that fit into the draft's own slots."""
@@ -92,15 +101,3 @@ class ModelDrafter:
             max(0, length - 2) if self.has_room(length) else covered
             for length, covered in zip(lengths, self._covered)
         ]
-
-
-def fill(model: ModelAdapter, state: State, width: int, start: list[int]) -> None:
-    """Feeds `width` committed tokens of each row, from index `start[row]`, into the cache.
-
-    What lies at or beyond a row's length is stale; its slots are hidden by the mask until they
-    are written again.
-    """
-    device = state.tokens.device
-    positions = torch.tensor(start, device=device)[:, None] + torch.arange(width, device=device)
-    positions = positions.clamp(max=model.slots - 1)
-    model.fill(state.tokens.gather(1, positions), positions)

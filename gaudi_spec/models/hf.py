@@ -23,6 +23,7 @@ class _GeometryProbe(Cache):
     """Stands in for a cache during one single-token forward and notes each layer's K/V shape."""
 
     is_compileable = True
+    window = 1
 
     def __init__(self) -> None:
         self.geometry: dict[int, tuple[int, int]] = {}
@@ -74,15 +75,19 @@ class HFCausalLM:
         self, ids: torch.Tensor, positions: torch.Tensor, last: bool = False
     ) -> torch.Tensor:
         """Returns logits `[B, T, V]`, or `[B, 1, V]` of the last token if `last`."""
-        self.shapes.add(("forward", *ids.shape))
+        self._note("forward", ids)
         extra = self._keep_last if last else {}
         logits = self._call(self.model, ids, positions, self.cache.at(positions), **extra).logits
         return logits[:, -1:] if last else logits
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         """Writes the cache entries of `ids` `[B, T]`; the head is not run."""
-        self.shapes.add(("fill", *ids.shape))
+        self._note("fill", ids)
         self._call(self._body, ids, positions, self.cache.at(positions))
+
+    def _note(self, method: str, ids: torch.Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self.shapes.add((method, *ids.shape))
 
     def _call(self, module, ids, positions, cache, **extra):
         if self._cache_position:
@@ -98,7 +103,7 @@ class HFCausalLM:
         )
 
     def _mask(self, positions: torch.Tensor, cache: Any) -> torch.Tensor | dict[str, torch.Tensor]:
-        slots = self._slot_ids if cache is getattr(self, "cache", None) else self._slot_ids[:1]
+        slots = self._slot_ids[: cache.window]
         masks = {
             kind: attention_bias(positions, slots, window, self.model.dtype)
             for kind, window in self._windows.items()

@@ -1,0 +1,124 @@
+"""Owns every compilation: which shapes exist, when each is built, and what is counted about it.
+
+A *graph* is one function over persistent buffers, captured once for its key and replayed from then
+on. The set of keys is closed by the warm-up; a key that comes later is an error in strict mode, and
+otherwise built, counted and warned about once.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from .device import Device
+from .errors import ShapeError
+
+Work = Callable[[], "torch.Tensor | None"]
+
+
+class Key(NamedTuple):
+    """What tells one graph from another.
+
+    Attributes:
+        role: "fill target", "fill draft", "cycle", or "draft" and "verify" of a split cycle.
+        batch: B.
+        width: K of a cycle, tokens of a fill.
+        window: Slots that attention reads.
+    """
+
+    role: str
+    batch: int
+    width: int
+    window: int
+
+    def __str__(self) -> str:
+        return f"{self.role} [B={self.batch}, width={self.width}, window={self.window}]"
+
+
+@dataclass
+class GraphFacts:
+    """What was counted.
+
+    Attributes:
+        warmup: Graphs built before the set was closed.
+        after_warmup: Graphs built later.
+        hits: Calls that found their graph.
+        seconds: Time spent building, first runs included.
+    """
+
+    warmup: int = 0
+    after_warmup: int = 0
+    hits: int = 0
+    seconds: float = 0.0
+
+
+class GraphRunner:
+    """Runs work by key, building each graph on its first call.
+
+    Args:
+        device: Captures the work.
+        capture: False runs everything eagerly; keys are counted all the same.
+        strict: Makes a new key after the warm-up an error.
+    """
+
+    def __init__(self, device: Device, capture: bool, strict: bool) -> None:
+        self.facts = GraphFacts()
+        self._device, self._capture, self._strict = device, capture, strict
+        self._graphs: dict[Key, Work] = {}
+        self._closed = False
+
+    def run(self, key: Key, work: Work) -> torch.Tensor | None:
+        """Runs `work`, or the graph that was captured for `key` before.
+
+        Args:
+            key: Must determine everything about `work` but the content of its buffers.
+            work: Takes nothing, reads and writes persistent buffers only, and returns one tensor,
+                which is the same at every replay.
+
+        Raises:
+            ShapeError: The key is new after the warm-up, in strict mode.
+        """
+        graph = self._graphs.get(key)
+        if graph is not None:
+            self.facts.hits += 1
+            return graph()
+        if self._closed:
+            self._report_new(key)
+        begin = time.perf_counter()
+        graph = self._device.capture(work) if self._capture else work
+        self._graphs[key] = graph
+        result = graph()
+        self._device.synchronize()
+        self.facts.seconds += time.perf_counter() - begin
+        if self._closed:
+            self.facts.after_warmup += 1
+        else:
+            self.facts.warmup += 1
+        return result
+
+    def warm_up(self, jobs: Iterable[tuple[Key, Work]], quiet: bool) -> None:
+        """Builds all graphs, showing which one and how many are left, and closes the set."""
+        jobs = [(key, work) for key, work in jobs if key not in self._graphs]
+        with tqdm(jobs, desc="build", unit="graph", disable=quiet or None) as bar:
+            for key, work in bar:
+                bar.set_postfix_str(str(key))
+                self.run(key, work)
+        self._closed = True
+
+    def clear(self) -> None:
+        """Forgets all graphs, since the buffers they were captured over are gone."""
+        self._graphs.clear()
+        self._closed = False
+
+    def _report_new(self, key: Key) -> None:
+        message = f"{key} was not built in the warm-up"
+        if self._strict:
+            raise ShapeError(f"{message}, and strict_shapes forbids building it now.")
+        if not self.facts.after_warmup:
+            warnings.warn(f"{message}; it is built now, which takes time.", stacklevel=4)

@@ -1,0 +1,184 @@
+"""Buffers and graphs of one pair of models at one size: the device side of the engine.
+
+The shapes that exist: each model's prefill chunks, and one cycle for each K (0 among them) and
+attention window.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import cycle
+from .buckets import chunks, windows
+from .config import SpecConfig
+from .device import Device
+from .drafters.base import Drafter
+from .drafters.model import ModelDrafter
+from .graphs import GraphRunner, Key, Work
+from .models.base import ModelAdapter
+from .models.hf import HFCausalLM
+from .models.shadow import shadow
+from .models.support import max_positions
+from .state import State
+
+
+class Runtime:
+    """Allocates everything once; then fills caches and runs cycles over it.
+
+    Args:
+        target: The target model.
+        draft: The draft model or None.
+        config: Settings.
+        device: Where the models are.
+        batch: B.
+        slots: S of the target; the draft gets as many, or as its own positions allow.
+        widest: Largest K that will be asked for.
+
+    Attributes:
+        state: Device state.
+        graphs: The graph runner with its counts.
+        seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
+        prefill_forwards: Target calls made by `prefill` since `reset`.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        config: SpecConfig,
+        device: Device,
+        batch: int,
+        slots: int,
+        widest: int,
+    ) -> None:
+        capture = config.compile == "graph" or (config.compile == "auto" and device.captures)
+        self.device, self.config = device, config
+        self.target: ModelAdapter = HFCausalLM(shadow(target), batch, slots)
+        self.state = State(batch, slots, widest + 1, device.torch_device)
+        self.graphs = GraphRunner(device, capture, config.strict_shapes)
+        self.drafter: Drafter | None = None
+        self._draft_model: ModelAdapter | None = None
+        if draft is not None:
+            room = min(slots, max_positions(draft.config) or slots)
+            self._draft_model = HFCausalLM(shadow(draft), batch, room)
+            fill = functools.partial(self._fill, "draft", self._draft_model)
+            self.drafter = ModelDrafter(
+                self._draft_model, self.target.vocab_size, config.prefill_chunks, fill
+            )
+        self._fused = capture and config.fuse_cycle
+        self._windows = windows(slots, config.bucket_size)
+        place = {"dtype": torch.long, "device": device.torch_device}
+        self._drafted = [torch.zeros(batch, k, **place) for k in range(widest + 1)]
+        self._n_proposed = torch.zeros(batch, **place)
+        self.seconds: dict[str, float] = {}
+        self.prefill_forwards = 0
+
+    def reset(self) -> None:
+        """Starts the counts of a new call."""
+        self.seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
+        if self._fused:
+            self.seconds = {"prefill": 0.0, "cycle": 0.0}
+        self.prefill_forwards = 0
+        if self.drafter is not None:
+            self.drafter.reset()
+
+    @torch.no_grad()
+    def prefill(self, count: int) -> None:
+        """Feeds the first `count` tokens of every row to the target."""
+        offset = 0
+        for width in chunks(count, self.config.prefill_chunks):
+            self._fill("target", self.target, width, [offset] * self.state.batch)
+            self.prefill_forwards += 1
+            offset += width
+        self.device.synchronize()
+
+    @torch.no_grad()
+    def cycle(self, k: int, lengths: list[int], live: list[bool], ahead: int = 0) -> torch.Tensor:
+        """Runs one cycle.
+
+        Args:
+            k: Draft tokens; 0 decodes plainly.
+            lengths: The host's copy of each row's length, `ahead` tokens old at most.
+            live: Rows that still generate.
+            ahead: Tokens that rows may have gained since.
+
+        Returns:
+            The packed outcome, see `cycle.check`; overwritten by the next cycle.
+        """
+        begin = time.perf_counter()
+        if k and self.drafter is not None and not ahead:
+            self.drafter.catch_up(self.state, lengths, live)
+        need = max(n for n, alive in zip(lengths, live) if alive) + ahead + k
+        window = next((w for w in self._windows if w >= need), self._windows[-1])
+        packed = None
+        for role, work in self._cycle_work(k, window):
+            start, begin = begin, time.perf_counter()
+            packed = self.graphs.run(Key(role, self.state.batch, k, window), work)
+            self.device.border()
+            self.seconds[role] += time.perf_counter() - start
+            begin = time.perf_counter()
+        return packed
+
+    @torch.no_grad()
+    def warm_up(self, sizes: set[int], quiet: bool) -> None:
+        """Builds every graph that can be needed for these K, and closes the set."""
+        prompt = torch.zeros(2, dtype=torch.long)
+        rows = self.state.batch
+        self.state.reset([prompt] * rows, [self.state.slots - 2] * rows, 0, [])
+        self.graphs.warm_up(self._jobs(sizes), quiet)
+
+    def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
+        models = {"target": self.target, "draft": self._draft_model}
+        for role, model in models.items():
+            for width in self.config.prefill_chunks if model is not None else ():
+                yield self._fill_key(role, width, model), self._fill_work(model, width)
+        for k in sorted({0, *sizes} if self.drafter is not None else {0}):
+            for window in self._windows:
+                for role, work in self._cycle_work(k, window):
+                    yield Key(role, self.state.batch, k, window), work
+
+    def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
+        state, target, drafter = self.state, self.target, self.drafter
+        drafted, n_proposed = self._drafted[k], self._n_proposed
+
+        def propose() -> tuple[torch.Tensor, torch.Tensor]:
+            if drafter is not None:
+                drafter.window = window
+            return cycle.draft(state, drafter, k)
+
+        def check(proposals: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            target.cache.window = window
+            return cycle.check(state, target, proposals, counts)
+
+        def whole() -> torch.Tensor:
+            return check(*propose())
+
+        def first() -> None:
+            proposals, counts = propose()
+            drafted.copy_(proposals)
+            n_proposed.copy_(counts)
+
+        def second() -> torch.Tensor:
+            return check(drafted, n_proposed)
+
+        return [("cycle", whole)] if self._fused else [("draft", first), ("verify", second)]
+
+    def _fill(self, role: str, model: ModelAdapter, width: int, start: list[int]) -> None:
+        self.state.cursor.copy_(torch.tensor(start))
+        self.graphs.run(self._fill_key(role, width, model), self._fill_work(model, width))
+        self.device.border()
+
+    def _fill_key(self, role: str, width: int, model: ModelAdapter) -> Key:
+        return Key(f"fill {role}", self.state.batch, width, model.slots)
+
+    def _fill_work(self, model: ModelAdapter, width: int) -> Work:
+        def work() -> None:
+            model.cache.window = model.slots
+            cycle.fill(self.state, model, width)
+
+        return work
