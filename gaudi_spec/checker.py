@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 # Rounding steps that the largest logit may be off by after a whole forward in low precision.
-_STEPS = 16
+_STEPS = 4
 
 
 @dataclass(frozen=True)

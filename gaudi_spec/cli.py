@@ -68,6 +68,7 @@ def _underscores(arg: str) -> str:
     if not arg.startswith("--"):
         return arg
     name, equals, value = arg.partition("=")
-    if name.startswith("--no-"):  # argparse's own form of a switch turned off
-        return "--no-" + name[5:].replace("-", "_") + equals + value
-    return "--" + name[2:].replace("-", "_") + equals + value
+    name = "--" + name[2:].replace("-", "_")
+    if name == "--no_ignore_eos":  # argparse's own form of a switch turned off
+        name = "--no-ignore_eos"
+    return name + equals + value

@@ -111,7 +111,8 @@ class SpecConfig:
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"Cannot read the config {path}: {error}") from error
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise ConfigError(f"Cannot read the config {path}: {reason}") from error
         return cls.from_dict(values or {})
 
     def to_yaml(self) -> str:

@@ -22,7 +22,8 @@ class RowOutcome(NamedTuple):
         n_emitted: Tokens committed.
         n_accepted: How many of those were drafted.
         n_proposed: Drafted tokens that counted.
-        done: 1 if the row is finished.
+        done: 0 while the row goes on, 1 if it is finished, 2 if it was finished just now by an
+            end-of-text token.
         n_unsound: Committed tokens whose logits were NaN or infinite.
         tokens: The `n_emitted` ids.
     """
@@ -94,7 +95,7 @@ def _commit(
         n_emitted,
         torch.minimum(verdict.n_accepted, n_emitted),
         n_proposed * live[:, 0],
-        state.done.long(),
+        state.done.long() + ended.long(),
         (keep & ~sound).sum(1),
     )
     return torch.cat([torch.stack(facts, 1), verdict.tokens], 1)

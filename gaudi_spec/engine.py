@@ -20,10 +20,11 @@ from .buckets import round_up
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .cycle import RowOutcome
 from .device import Device, get_device
-from .errors import ConfigError, InputError, NumericalError
+from .errors import ConfigError, GaudiSpecError, InputError, NumericalError
 from .metrics import Report
 from .models.hf import self_check
 from .models.support import TESTED_FAMILIES, check_supported, max_positions
+from .request import Request, Rows, admit
 from .runtime import Runtime
 from .schedule import Constant, Schedule
 
@@ -69,7 +70,8 @@ class SpeculativeEngine:
             if model.config.model_type not in TESTED_FAMILIES:
                 self_check(model)
         self._models = (target, draft)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._turn = 0
         self._warned_room = False
         self.report = Report()
         self.runtime: Runtime | None = None
@@ -103,14 +105,15 @@ class SpeculativeEngine:
             NumericalError: The target's logits are NaN or infinite.
         """
         with self._lock:
-            rows: list[list[int]] = [[] for _ in prompts]
-            for outcome in self.stream(
+            stream = self.stream(
                 prompts,
                 max_new_tokens,
                 eos_token_ids=eos_token_ids,
                 min_new_tokens=min_new_tokens,
                 schedule=schedule,
-            ):
+            )
+            rows: list[list[int]] = [[] for _ in prompts]
+            for outcome in stream:
                 for row, facts in zip(rows, outcome):
                     row.extend(facts.tokens)
         return [torch.tensor(row, dtype=torch.long) for row in rows]
@@ -124,32 +127,62 @@ class SpeculativeEngine:
         min_new_tokens: int = 0,
         schedule: Schedule | None = None,
     ) -> Iterator[list[RowOutcome]]:
-        """Yields after every cycle what it did to each row; arguments as for `generate`."""
+        """Yields after every cycle what it did to each row; arguments as for `generate`.
+
+        A stream that another call on this engine interrupts cannot go on and says so.
+        """
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
-        ids, budgets = self._admit(prompts, max_new_tokens, min_new_tokens, schedule)
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+            request = self._admit(
+                prompts, max_new_tokens, min_new_tokens, eos_token_ids, schedule.sizes
+            )
+            rows = self._start(request, begin)
+        while rows.live:
+            with self._lock:
+                if turn != self._turn:
+                    raise GaudiSpecError(
+                        "Another call has used this engine while its stream was open: finish the "
+                        "stream first, or use an engine for each."
+                    )
+                outcomes = self._advance(schedule, rows, begin)
+            yield from outcomes
+
+    def _start(self, request: Request, begin: float) -> Rows:
+        """Loads a request into the buffers and prefills."""
         runtime = self.runtime
-        spare = runtime.state.batch - len(ids)
-        self.report = Report(emitted=[0] * len(ids), finish_reasons=["length"] * len(ids))
-        runtime.state.reset(ids, budgets, min_new_tokens, list(dict.fromkeys(eos_token_ids)))
+        count = len(request.prompts)
+        self.report = Report(emitted=[0] * count, finish_reasons=["length"] * count)
+        runtime.state.reset(*request)
         runtime.reset()
-        runtime.prefill(max(len(row) for row in ids) - 1)
+        runtime.prefill(max(len(row) for row in request.prompts) - 1)
         runtime.seconds["prefill"] += time.perf_counter() - begin
-        lengths = [len(row) for row in ids] + [1] * spare
-        limits = [n + b for n, b in zip(lengths, budgets)] + [1] * spare
-        live = [length < limit for length, limit in zip(lengths, limits)]
-        while any(live):
-            k = self._usable(schedule.choose(self.report.cycles), lengths, limits, live)
-            for outcome in self._cycles(k, lengths, limits, live):
-                if not any(live):
-                    break
-                lengths = [length + row.n_emitted for length, row in zip(lengths, outcome)]
-                if k:
-                    runtime.drafter.committed(lengths, k)
-                self.report.add_cycle(outcome)
-                self._note(outcome, live, lengths, limits, begin)
-                live = [not row.done for row in outcome]
-                yield outcome[: len(ids)]
+        lengths = [len(row) for row in request.prompts]
+        limits = [n + budget for n, budget in zip(lengths, request.budgets)]
+        spare = [1] * (runtime.state.batch - count)  # rows without a prompt are done from the start
+        return Rows(count, lengths + spare, limits + spare)
+
+    def _advance(self, schedule: Schedule, rows: Rows, begin: float) -> list[list[RowOutcome]]:
+        """Runs cycles up to the next host read; returns the outcome of each that did something."""
+        k = schedule.choose(self.report.cycles)
+        if k not in schedule.sizes and k != 0:
+            raise ConfigError(f"The schedule chose K = {k}, which is not among its sizes.")
+        k = self._usable(k, rows)
+        outcomes = []
+        for outcome in self._cycles(k, rows):
+            if not rows.live:
+                break
+            was_live = rows.live
+            rows.lengths = [n + row.n_emitted for n, row in zip(rows.lengths, outcome)]
+            rows.done = [row.done > 0 for row in outcome]
+            if k:
+                self.runtime.drafter.committed(rows.lengths, k)
+            self.report.add_cycle(outcome)
+            self._note(outcome, was_live, rows, begin)
+            outcomes.append(outcome[: rows.count])
+        return outcomes
 
     def warm_up(self, batch: int, length: int, quiet: bool = False) -> None:
         """Builds every graph for `batch` rows of up to `length` tokens before the first token.
@@ -163,29 +196,27 @@ class SpeculativeEngine:
             self._build(batch, length, self.config.num_assistant_tokens)
             self.runtime.warm_up({self.config.num_assistant_tokens}, quiet)
 
-    def _admit(self, prompts, max_new_tokens, min_new_tokens, schedule):
-        """Checks a request, builds or grows the buffers, and returns its ids and budgets."""
-        ids = [torch.as_tensor(prompt, dtype=torch.long).reshape(-1).cpu() for prompt in prompts]
-        if not ids:
-            raise InputError("No prompt was given: pass at least one row of token ids.")
-        budgets = (
-            [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    def _admit(
+        self, prompts, max_new_tokens, min_new_tokens, eos_token_ids, sizes: frozenset[int]
+    ) -> Request:
+        """Checks a request and builds or grows the buffers for it."""
+        target = self._models[0]
+        limits = (self.config.max_length, max_positions(target.config))
+        request = admit(
+            prompts,
+            max_new_tokens,
+            min_new_tokens,
+            eos_token_ids,
+            target.get_input_embeddings().weight.shape[0],
+            min((limit for limit in limits if limit is not None), default=None),
         )
-        if len(budgets) != len(ids):
-            raise InputError(f"{len(budgets)} budgets were given for {len(ids)} prompts.")
-        vocab = self._models[0].get_input_embeddings().weight.shape[0]
-        limits = (self.config.max_length, max_positions(self._models[0].config))
-        limit = min((x for x in limits if x is not None), default=None)
-        for row, (prompt, budget) in enumerate(zip(ids, budgets)):
-            _check_row(row, prompt, budget, min_new_tokens, vocab, limit)
-        for k in schedule.sizes:
-            if not 0 <= k <= MAX_ASSISTANT_TOKENS:
-                raise ConfigError(
-                    f"The schedule asks for K = {k}; K is 0 to {MAX_ASSISTANT_TOKENS}."
-                )
-        need = max(len(prompt) + budget for prompt, budget in zip(ids, budgets))
-        self._build(len(ids), need, max(schedule.sizes))
-        return ids, budgets
+        if not sizes or not all(0 <= k <= MAX_ASSISTANT_TOKENS for k in sizes):
+            raise ConfigError(
+                f"The schedule's sizes are {sorted(sizes)}; each K must be from 0 to "
+                f"{MAX_ASSISTANT_TOKENS}."
+            )
+        self._build(len(request.prompts), request.longest, max(sizes))
+        return request
 
     def _build(self, batch: int, length: int, k: int) -> None:
         """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice."""
@@ -208,30 +239,31 @@ class SpeculativeEngine:
         widest = max(k, self.config.num_assistant_tokens)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
 
-    def _usable(self, k: int, lengths: list[int], limits: list[int], live: list[bool]) -> int:
+    def _usable(self, k: int, rows: Rows) -> int:
         """Returns k, or 0 where no live row can use a proposal."""
         drafter = self.runtime.drafter
         if drafter is None or k == 0:
             return 0
-        rows = [r for r, alive in enumerate(live) if alive]
-        outside = [r for r in rows if not drafter.has_room(lengths[r])]
+        outside = [r for r in rows.live if not drafter.has_room(rows.lengths[r])]
         if outside and not self._warned_room:
             self._warned_room = True
             warnings.warn(
-                f"A sequence of {lengths[outside[0]]} tokens is longer than the draft's maximum "
-                "positions; it goes on without a draft, so it gets slower but not different.",
+                f"A sequence of {rows.lengths[outside[0]]} tokens is longer than the draft's "
+                "maximum positions; it goes on without a draft, so it gets slower but not "
+                "different.",
                 stacklevel=5,
             )
-        usable = any(r not in outside and limits[r] - lengths[r] > 1 for r in rows)
-        return k if usable else 0
+        usable = (rows.left(r) > 1 for r in rows.live if r not in outside)
+        return k if any(usable) else 0
 
-    def _cycles(self, k, lengths, limits, live) -> list[list[RowOutcome]]:
+    def _cycles(self, k: int, rows: Rows) -> list[list[RowOutcome]]:
         """Runs cycles until the host reads: one, or up to `sync_every` of the same K."""
-        left = max(limit - n for limit, n, alive in zip(limits, lengths, live) if alive)
-        count = max(1, min(self.config.sync_every, left // (k + 1)))
+        longest = max(rows.left(r) for r in rows.live)
+        count = max(1, min(self.config.sync_every, longest // (k + 1)))
+        alive = [not done for done in rows.done]
         packed = []
         for i in range(count):
-            result = self.runtime.cycle(k, lengths, live, ahead=i * (k + 1))
+            result = self.runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
             packed.append(result.clone() if count > 1 else result)
         begin = time.perf_counter()
         outcomes = [cycle.unpack(result) for result in packed]
@@ -239,41 +271,24 @@ class SpeculativeEngine:
         self.runtime.seconds[last] += time.perf_counter() - begin
         return outcomes
 
-    def _note(self, outcome, live, lengths, limits, begin) -> None:
+    def _note(self, outcome: list[RowOutcome], was_live: list[int], rows: Rows, begin) -> None:
         """Adds what the report says beyond counts, and stops on unsound logits."""
-        report = self.report
+        report, runtime = self.report, self.runtime
         if report.first_token_seconds is None:
             report.first_token_seconds = time.perf_counter() - begin
-        report.seconds = self.runtime.seconds
-        report.target_prefill_forwards = self.runtime.prefill_forwards
-        report.target_shapes = len(self.runtime.target.shapes)
-        report.graphs = dataclasses.replace(self.runtime.graphs.facts)
-        if self.runtime.drafter is not None:
-            report.draft_forwards = self.runtime.drafter.forwards
-            report.draft_shapes = len(self.runtime.drafter.shapes)
-        for row, facts in enumerate(outcome):
-            if facts.n_unsound:
+        report.seconds = runtime.seconds
+        report.target_prefill_forwards = runtime.prefill_forwards
+        report.target_shapes = len(runtime.target.shapes)
+        report.graphs = dataclasses.replace(runtime.graphs.facts)
+        if runtime.drafter is not None:
+            report.draft_forwards = runtime.drafter.forwards
+            report.draft_shapes = len(runtime.drafter.shapes)
+        for r in was_live:
+            if outcome[r].n_unsound:
+                runtime.clean()
                 raise NumericalError(
-                    f"The target's logits are NaN or infinite in row {row} near position "
-                    f"{lengths[row] - 1}: check the checkpoint, or load it in float32."
+                    f"The target's logits are NaN or infinite in row {r} near position "
+                    f"{rows.lengths[r] - 1}: check the checkpoint, or load it in float32."
                 )
-            if live[row] and facts.done and lengths[row] < limits[row]:
-                report.finish_reasons[row] = "stop"
-
-
-def _check_row(row, prompt, budget, min_new_tokens, vocab, limit) -> None:
-    if len(prompt) == 0:
-        raise InputError(f"Prompt {row} is empty: give at least one token.")
-    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
-        raise InputError(f"Prompt {row} holds ids outside 0..{vocab - 1}: check its tokenizer.")
-    if not isinstance(budget, int) or budget < 1:
-        raise InputError(f"The budget of new tokens must be at least 1, not {budget!r}.")
-    if not 0 <= min_new_tokens <= budget:
-        raise InputError(
-            f"min_new_tokens={min_new_tokens} does not lie between 0 and the budget of {budget}."
-        )
-    if limit is not None and len(prompt) + budget > limit:
-        raise InputError(
-            f"Prompt {row} has {len(prompt)} tokens and {budget} new ones are asked for, but only "
-            f"{limit} positions exist: shorten the prompt or ask for fewer tokens."
-        )
+            if outcome[r].done == 2:
+                report.finish_reasons[r] = "stop"

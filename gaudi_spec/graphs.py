@@ -105,7 +105,7 @@ class GraphRunner:
     def warm_up(self, jobs: Iterable[tuple[Key, Work]], quiet: bool) -> None:
         """Builds all graphs, showing which one and how many are left, and closes the set."""
         jobs = [(key, work) for key, work in jobs if key not in self._graphs]
-        with tqdm(jobs, desc="build", unit="graph", disable=quiet or None) as bar:
+        with tqdm(jobs, desc="build", unit="graph", **({"disable": True} if quiet else {})) as bar:
             for key, work in bar:
                 bar.set_postfix_str(str(key))
                 self.run(key, work)

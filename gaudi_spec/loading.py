@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from . import zoo
 from .device import Device
 from .errors import CheckpointError, ConfigError, UnsupportedModelError
+from .models.support import CAUSAL_CLASSES
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ def _check_config(source: Source) -> None:
     try:
         config = AutoConfig.from_pretrained(source.name, **source.arguments())
     except Exception as error:
+        if os.path.isdir(source.name) and not os.path.exists(f"{source.name}/config.json"):
+            raise CheckpointError(
+                f"{source.name} is not a model directory: it has no config.json."
+            ) from error
         if os.path.isdir(source.name):
             raise CheckpointError(
                 f"{source.name} is not a model directory: {_first_line(error)}"
@@ -139,7 +145,12 @@ def _check_config(source: Source) -> None:
             f"on the hub ({_first_line(error)})"
         ) from error
     remote = source.trust_remote_code and getattr(config, "auto_map", None)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    names = [
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type),
+        *(config.architectures or ()),
+    ]
+    causal = all(str(name).endswith(CAUSAL_CLASSES) for name in names)
+    if not causal and not remote:
         raise UnsupportedModelError(
             f"{source.name} is of type {config.model_type}, which is not a causal language model."
         )
@@ -151,6 +162,10 @@ def _tokenizer(source: Source) -> Any:
             source.name, padding_side="left", **source.arguments()
         )
     except Exception as error:
+        if os.path.isdir(source.name) and not list(Path(source.name).glob("*token*")):
+            raise CheckpointError(
+                f"{source.name} has no tokenizer files: save the tokenizer there too."
+            ) from error
         raise CheckpointError(
             f"Cannot load the tokenizer of {source.name}: {_first_line(error)}"
         ) from error
@@ -160,6 +175,11 @@ def _tokenizer(source: Source) -> Any:
 
 
 def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) -> Any:
+    if os.path.isdir(source.name) and not list(Path(source.name).glob("*.safetensors")):
+        raise CheckpointError(
+            f"{source.name} has no *.safetensors file; other formats, such as .bin, are not "
+            "loaded: convert them with model.save_pretrained(directory)."
+        )
     newer = tuple(int(x) for x in transformers.__version__.split(".")[:2]) >= (4, 56)
     arguments = {"dtype" if newer else "torch_dtype": dtype, "use_safetensors": True}
     if attn_implementation is not None:
@@ -183,5 +203,6 @@ def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) 
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if lines[0].endswith((".", ")")) else lines[0] + "."
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    line = line if len(line) <= 300 else line[:300].rsplit(" ", 1)[0] + " ..."
+    return line if line.endswith((".", ")")) else line + "."

@@ -1,5 +1,7 @@
-"""Reads Transformers' generation options as `model.generate` would, and refuses by name what
-cannot be honoured: nothing is dropped in silence."""
+"""Transformers' generation options, read as `model.generate` reads them.
+
+What cannot be honoured is refused by name: nothing is dropped in silence.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _HONOURED = frozenset(
 # sampling and of beams, of other modes, of compilation, and identifiers.
 _INERT = frozenset(
     """temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff length_penalty
-    early_stopping diversity_penalty low_memory bos_token_id decoder_start_token_id
-    transformers_version compile_config disable_compile is_assistant assistant_lookbehind
+    early_stopping low_memory bos_token_id decoder_start_token_id
+    transformers_version compile_config disable_compile assistant_lookbehind
     target_lookbehind max_matching_ngram_size return_legacy_cache prefill_chunk_size max_cache_len
     renormalize_logits assistant_ensemble_weight""".split()
 )
@@ -40,6 +42,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (0, 0.0),
     "assistant_confidence_threshold": (0.4,),  # Transformers' default; K is fixed here
     "guidance_scale": (1, 1.0),
+    "diversity_penalty": (0, 0.0),
 }
 
 
@@ -82,21 +85,25 @@ def resolve_options(
         UnsupportedOptionError: An option that would change the output is set.
         InputError: The budget is not positive.
     """
+    _check_budget(kwargs.get("max_new_tokens"))
     try:
         config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
-    except ValueError as error:  # Transformers' own checks of the values
-        raise InputError(str(error)) from error
+    except ValueError as error:  # Transformers' own checks, which name the option
+        raise UnsupportedOptionError(str(error)) from error
     for name, value in rest.items():
-        empty = value is None or value is False or (hasattr(value, "__len__") and not len(value))
+        empty = value is None or value is False or (isinstance(value, (list, dict)) and not value)
         if not empty and name != "tokenizer":  # only stop strings, which are refused, need one
             raise _unsupported(name, value)
     _refuse_unsupported(config)
-    if config.use_cache is False:
+    draft_config = getattr(assistant_model, "generation_config", None)
+    if config.use_cache is False or getattr(draft_config, "use_cache", None) is False:
         warnings.warn("use_cache=False is ignored: decoding is always cached.", stacklevel=3)
     eos = _ids(config.eos_token_id)
     pad = _ids(config.pad_token_id) or eos
     budget = _budget(model, width, config, generation_config, kwargs)
-    least = config.min_new_tokens or max((config.min_length or 0) - width, 0)
+    least = config.min_new_tokens
+    if least is None:
+        least = max((config.min_length or 0) - width, 0)
     return Options(
         max_new_tokens=budget,
         min_new_tokens=min(least, budget),
@@ -157,9 +164,13 @@ def _budget(model, width, config, given, kwargs) -> int:
                 f"The input is {width} tokens wide, which leaves nothing of max_length={most}: "
                 "raise max_length or set max_new_tokens."
             )
-    if budget < 1:
-        raise InputError(f"max_new_tokens must be at least 1, not {budget}.")
+    _check_budget(budget)
     return budget
+
+
+def _check_budget(budget: Any) -> None:
+    if isinstance(budget, bool) or (isinstance(budget, (int, float)) and budget < 1):
+        raise InputError(f"max_new_tokens must be at least 1, not {budget}.")
 
 
 def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int | None:

@@ -6,12 +6,14 @@ import json
 import os
 import platform
 import statistics
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from .device import Device
 from .errors import ConfigError
@@ -173,9 +175,16 @@ def check_output_dir(directory: str) -> None:
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"Cannot make the output directory {directory}: {error}") from error
+        raise ConfigError(
+            f"Cannot make the output directory {directory}: {error.strerror}."
+        ) from error
     if not os.access(directory, os.W_OK):
         raise ConfigError(f"The output directory {directory} is not writable.")
+
+
+def progress(quiet: bool, **arguments: Any) -> tqdm:
+    """Returns a progress bar on standard error; `TQDM_DISABLE` turns it off like `quiet`."""
+    return tqdm(file=sys.stderr, **({"disable": True} if quiet else {}), **arguments)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

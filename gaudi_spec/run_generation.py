@@ -9,21 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
 
 from . import checker, results
 from .config import SpecConfig
 from .device import get_device
-from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
+from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
-from .options import resolve_options
 
 # Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
 DEFAULT_PROMPTS = (
@@ -76,7 +74,10 @@ def parser() -> argparse.ArgumentParser:
     )
     text.add_argument("--max_new_tokens", type=int, default=100, help="new tokens for each prompt")
     text.add_argument(
-        "--max_input_tokens", type=int, default=0, help="cut prompts to this many (0: do not)"
+        "--max_input_tokens",
+        type=int,
+        default=0,
+        help="cut prompts to this many tokens (0 or less: use them whole)",
     )
     text.add_argument(
         "--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)"
@@ -116,7 +117,7 @@ def main(argv: list[str]) -> int:
     device = get_device(args.device)
     sentences = _sentences(args)
     pair = _load(args, device)
-    job = _Job(args, pair, config, device, sentences)
+    job = Job(args, pair, config, device, sentences)
     run, baseline, outputs = job.run()
     texts = [[text] for text in pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)]
     _print(args, job, run, baseline, outputs, texts, sentences)
@@ -126,96 +127,6 @@ def main(argv: list[str]) -> int:
         results.write_json(Path(args.output_dir) / "results.json", values)
     print(json.dumps(values, ensure_ascii=False))
     return 0
-
-
-class _Job:
-    """The batch, its engines, and the timed loop."""
-
-    def __init__(self, args, pair: Pair, config: SpecConfig, device, sentences: list[str]) -> None:
-        self.args, self.pair, self.device, self.sentences = args, pair, device, sentences
-        self.prompts = self._encode()
-        options = self._options()
-        self.eos = () if args.ignore_eos else options.eos_token_ids
-        if args.num_assistant_tokens is None and options.num_assistant_tokens:
-            config = config.replace(num_assistant_tokens=options.num_assistant_tokens)
-        self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
-        self.plain = None
-        if args.compare_baseline:
-            self.plain = SpeculativeEngine(pair.target, None, config, device)
-        self.plain_outputs: list[torch.Tensor] = []
-        self.warmup_seconds = 0.0
-
-    def run(self) -> tuple[results.Run, results.Run | None, list[torch.Tensor]]:
-        """Warms up, then runs engine and baseline alternately; returns timings and token ids."""
-        args = self.args
-        requested = len(self.prompts) * args.max_new_tokens
-        run = results.Run(requested)
-        baseline = results.Run(requested) if self.plain else None
-        begin = time.perf_counter()
-        with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
-            for _ in range(args.warmup):
-                self._once(self.engine, bar)
-                if self.plain:
-                    self._once(self.plain, bar)
-        self.warmup_seconds = time.perf_counter() - begin
-        with self._bar("generate", args.n_iterations * (2 if baseline else 1)) as bar:
-            for _ in range(args.n_iterations):
-                outputs = self._timed(self.engine, run, bar)
-                if baseline is not None:
-                    self.plain_outputs = self._timed(self.plain, baseline, bar)
-        return run, baseline, outputs
-
-    def equal(self, outputs: list[torch.Tensor]) -> bool:
-        """Returns whether every row is the baseline's, token for token."""
-        return all(torch.equal(a, b) for a, b in zip(outputs, self.plain_outputs))
-
-    def _timed(self, engine, run: results.Run, bar) -> list[torch.Tensor]:
-        begin = time.perf_counter()
-        self._encode()
-        outputs = self._once(engine, bar)
-        self.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        run.seconds.append(time.perf_counter() - begin)
-        run.reports.append(engine.report)
-        return outputs
-
-    def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
-        rows: list[list[int]] = [[] for _ in self.prompts]
-        for outcome in engine.stream(
-            self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos
-        ):
-            for row, facts in zip(rows, outcome):
-                row.extend(facts.tokens)
-            bar.update(sum(facts.n_emitted for facts in outcome))
-        return [torch.tensor(row) for row in rows]
-
-    def _bar(self, name: str, runs: int):
-        total = runs * len(self.prompts) * self.args.max_new_tokens
-        quiet = True if self.args.quiet else None  # None: tqdm decides by TQDM_DISABLE
-        return tqdm(desc=name, total=total, unit="tok", file=sys.stderr, disable=quiet)
-
-    def _encode(self) -> list[torch.Tensor]:
-        args, tokenizer = self.args, self.pair.tokenizer
-        texts = self.sentences
-        if args.use_chat_template:
-            texts = [
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-                )
-                for text in texts
-            ]
-        cut = {"truncation": True, "max_length": args.max_input_tokens}
-        rows = tokenizer(
-            list(texts),
-            add_special_tokens=not args.use_chat_template,  # a template brings its own
-            **(cut if args.max_input_tokens > 0 else {}),
-        )["input_ids"]
-        return [torch.tensor(row, dtype=torch.long) for row in rows]
-
-    def _options(self):
-        """Reads the checkpoint's own generation settings; what is not supported is refused."""
-        args = self.args
-        wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
-        return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)
 
 
 def _check(args: argparse.Namespace) -> SpecConfig:
@@ -261,7 +172,8 @@ def _load(args: argparse.Namespace, device) -> Pair:
     target = Source(args.model_name_or_path, **common)
     draft = Source(args.assistant_model, **common) if args.assistant_model else None
     steps = 3 if draft else 2
-    with tqdm(total=steps, desc="load", file=sys.stderr, disable=args.quiet or None) as bar:
+    disable_progress_bar()  # Transformers' own, which would run through ours
+    with results.progress(args.quiet, desc="load", total=steps) as bar:
 
         def step(name: str) -> None:
             bar.set_postfix_str(name)
@@ -280,7 +192,7 @@ def _load(args: argparse.Namespace, device) -> Pair:
     return pair
 
 
-def _print(args, job: _Job, run, baseline, outputs, texts, sentences) -> None:
+def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     device = job.device
     sizes = f"target {args.model_name_or_path} ({_millions(job.pair.target)})"
     if job.pair.draft is not None:

@@ -78,6 +78,12 @@ class Runtime:
         self.seconds: dict[str, float] = {}
         self.prefill_forwards = 0
 
+    def clean(self) -> None:
+        """Zeroes both caches: a NaN in a stale slot would pass through every mask."""
+        for model in (self.target, self._draft_model):
+            if model is not None:
+                model.cache.zero()
+
     def reset(self) -> None:
         """Starts the counts of a new call."""
         self.seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
@@ -129,7 +135,7 @@ class Runtime:
         """Builds every graph that can be needed for these K, and closes the set."""
         prompt = torch.zeros(2, dtype=torch.long)
         rows = self.state.batch
-        self.state.reset([prompt] * rows, [self.state.slots - 2] * rows, 0, [])
+        self.state.reset([prompt] * rows, [self.state.slots - 2] * rows, 0, ())
         self.graphs.warm_up(self._jobs(sizes), quiet)
 
     def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
@@ -143,13 +149,13 @@ class Runtime:
                     yield Key(role, self.state.batch, k, window), work
 
     def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
-        state, target, drafter = self.state, self.target, self.drafter
+        state, target = self.state, self.target
         drafted, n_proposed = self._drafted[k], self._n_proposed
 
         def propose() -> tuple[torch.Tensor, torch.Tensor]:
-            if drafter is not None:
-                drafter.window = window
-            return cycle.draft(state, drafter, k)
+            if self.drafter is not None:
+                self.drafter.window = window
+            return cycle.draft(state, self.drafter, k)
 
         def check(proposals: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
             target.cache.window = window

@@ -41,7 +41,7 @@ class State:
         min_new_tokens: int,
         eos_token_ids: Sequence[int],
     ) -> None:
-        """Loads prompts, left-justified; rows without a prompt are done from the start.
+        """Loads a `Request`, left-justified; rows without a prompt are done from the start.
 
         The tensors keep their storage, but for `eos` when more ids come than it has room for.
         """

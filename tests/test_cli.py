@@ -47,7 +47,7 @@ UPSTREAM_KEYS += ["avg_e2e_latency", "input", "output"]
 KEYS = """schema_version cycles proposed accepted emitted_tokens target_tokens acceptance_rate
 mean_acceptance_length acceptance_by_position finish_reasons target_forwards
 target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes draft_shapes
-environment texts_equal_baseline""".split()
+graphs environment texts_equal_baseline""".split()
 
 
 @pytest.fixture(scope="session")
@@ -453,7 +453,6 @@ def test_a_missing_chat_template_is_explained_in_one_sentence(command, damaged):
         (["--batch_size", "0"], ["batch_size"]),
         (["--n_iterations", "0"], ["n_iterations"]),
         (["--warmup", "-1"], ["warmup"]),
-        (["--max_input_tokens", "-2"], ["max_input_tokens"]),
         (["--max_new_tokens", "300"], ["300", "256"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),
         (["--device", "hpu"], ["hpu"]),

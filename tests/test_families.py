@@ -238,7 +238,6 @@ def test_untested_model_that_ignores_the_mask_fails_its_self_check(monkeypatch):
         SpeculativeEngine(model, None, SpecConfig(allow_untested_models=True))
 
 
-@pytest.mark.xfail(strict=True, reason="the self-check uses few slots, so it misses own windows")
 def test_untested_model_with_a_mask_of_its_own_fails_its_self_check():
     """GPT-Neo's local layers cut by slot, not by position."""
     values = dict(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]])
@@ -247,7 +246,6 @@ def test_untested_model_with_a_mask_of_its_own_fails_its_self_check():
         SpeculativeEngine(model, None, SpecConfig(allow_untested_models=True))
 
 
-@pytest.mark.xfail(strict=True, reason="the model's own error comes through")
 def test_untested_model_that_cannot_be_called_fails_its_self_check_by_name():
     """BLOOM takes no ready mask."""
     model = random_model("bloom", UNTESTED["bloom"])

@@ -416,16 +416,19 @@ def engines():
     return list(hf._engines.values())
 
 
+def buffers(runtime):
+    caches = runtime.target.cache, runtime.drafter.model.cache
+    return [*(t for c in caches for t in (*c.keys, *c.values)), runtime.state.tokens]
+
+
 def test_calls_of_the_same_size_share_engine_and_buffers():
     model, (ids, mask) = toys.target(), toys.left_pad(RAGGED)
     ours(model, ids, attention_mask=mask, max_new_tokens=12)
     (engine,) = engines()
-    buffers = [*engine.target.cache.keys, *engine.drafter.model.cache.keys, engine.state.tokens]
-    before = [buffer.data_ptr() for buffer in buffers]
+    before = [buffer.data_ptr() for buffer in buffers(engine.runtime)]
     ours(model, ids.flip(0), attention_mask=mask.flip(0), max_new_tokens=9, eos_token_id=EOS)
     assert engines() == [engine]
-    after = [*engine.target.cache.keys, *engine.drafter.model.cache.keys, engine.state.tokens]
-    assert [buffer.data_ptr() for buffer in after] == before
+    assert [buffer.data_ptr() for buffer in buffers(engine.runtime)] == before
     gaudi_spec.release()
     assert engines() == []
 

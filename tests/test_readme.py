@@ -1,4 +1,4 @@
-"""Every command of the README and of perf_configs runs, or at least parses where it needs a card."""
+"""Every command of the README and of perf_configs runs, or parses where it needs a card."""
 
 import re
 import shlex

@@ -110,7 +110,7 @@ def test_a2_candidate_i_sits_at_the_committed_length_minus_one_plus_i(drafted_by
     (prompt,) = toys.prompts(150, seed=5)
     running, length = engine(5, copy.deepcopy(toys.drafts()[drafted_by])), len(prompt)
     running.generate([prompt], 1)  # builds the buffers
-    with recorded_positions(running.target.model) as seen:
+    with recorded_positions(running.runtime.target.model) as seen:
         for (facts,) in running.stream([prompt], 60):
             width = 6 if length < 209 else 1  # a proposal is of no use to the last token
             assert [at.tolist() for at in seen] == [[[length - 1 + i for i in range(width)]]]
@@ -616,9 +616,8 @@ def test_e9_the_last_positions_of_the_model_can_be_used(new):
 
 
 def buffers(running):
-    draft = running.drafter.model.cache
-    cache = running.target.cache
-    return [*cache.keys, *cache.values, *draft.keys, *draft.values, running.state.tokens]
+    caches = running.runtime.target.cache, running.runtime.drafter.model.cache
+    return [*(t for c in caches for t in (*c.keys, *c.values)), running.runtime.state.tokens]
 
 
 @pytest.mark.parametrize("drafted_by", DRAFTS)
@@ -652,7 +651,7 @@ def test_f3_both_caches_hold_the_committed_tokens_after_every_round(drafted_by):
     for (facts,) in running.stream([prompt], 20):
         known += facts.tokens
         # The last token is not fed yet; nor is the draft's last one, which its next round reads.
-        for adapter, lag in ((running.target, 1), (running.drafter.model, 2)):
+        for adapter, lag in ((running.runtime.target, 1), (running.runtime.drafter.model, 2)):
             held = len(known) - lag
             want = fresh_cache(adapter.model, torch.tensor(known[:held]), adapter.slots)
             for mine, right in zip(
@@ -872,9 +871,9 @@ def test_g4_both_caches_follow_the_configured_length(room):
     """lmstudio-ai/lmstudio-bug-tracker#499"""
     running = engine(5, max_length=room)
     running.generate([toys.PROMPTS[2]], 8)
-    assert running.target.cache.slots == running.drafter.model.cache.slots == room
+    assert running.runtime.target.cache.slots == running.runtime.drafter.model.cache.slots == room
     running.generate([toys.PROMPTS[2]], room - 9)  # exactly full
-    assert running.target.cache.slots == running.drafter.model.cache.slots == room
+    assert running.runtime.target.cache.slots == running.runtime.drafter.model.cache.slots == room
     with pytest.raises(gaudi_spec.InputError, match=str(room)):
         running.generate([toys.PROMPTS[2]], room - 8)
 
@@ -885,5 +884,5 @@ def test_g4_the_drafts_cache_is_never_longer_than_its_positions(positions):
     draft = toys.build(seed=3, max_position_embeddings=positions)
     running = engine(5, draft, max_length=200)
     running.generate([toys.PROMPTS[2]], 8)
-    assert running.target.cache.slots == 200
-    assert running.drafter.model.cache.slots == min(positions, 200)
+    assert running.runtime.target.cache.slots == 200
+    assert running.runtime.drafter.model.cache.slots == min(positions, 200)

@@ -219,7 +219,7 @@ class ScriptedDrafter:
     """
 
     def __init__(self, texts: list[torch.Tensor], right: list[list[int]]) -> None:
-        self.forwards, self.shapes = 0, set()
+        self.forwards, self.shapes, self.window = 0, set(), 0
         self._texts, self._right = [text.tolist() + [0] * 40 for text in texts], right
         self._cycle = 0
 

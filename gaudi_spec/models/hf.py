@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from ..cache import SlotCache
 from ..errors import UnsupportedModelError
 from ..masks import attention_bias
+from .shadow import shadow
 from .support import layer_windows, max_positions
 
 
@@ -113,8 +114,13 @@ class HFCausalLM:
     def _probe(self) -> tuple[list[tuple[int, int]], torch.dtype]:
         probe = _GeometryProbe()
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        with torch.no_grad():
-            self._call(self._body, zero, zero, probe)
+        try:
+            with torch.no_grad():
+                self._call(self._body, zero, zero, probe)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cannot be run over a cache of ours: {error}"
+            ) from error
         if sorted(probe.geometry) != list(range(len(probe.geometry))) or not probe.geometry:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not write one cache entry per layer."
@@ -123,23 +129,31 @@ class HFCausalLM:
 
 
 @torch.no_grad()
-def self_check(model: Any, length: int = 24) -> None:
+def self_check(model: Any, length: int = 24, slots: int = 1024) -> None:
     """Compares the slot-cached, rolled-back forward of `model` with its plain one.
 
-    Used for families outside the tested list.
+    Used for families outside the tested list. There are many more slots than tokens, because a
+    model that masks by the size of its cache is right while the cache is full.
 
     Raises:
-        UnsupportedModelError: The logits differ.
+        UnsupportedModelError: The logits differ, or the model cannot be called this way.
     """
+    model = shadow(model)
+    who = f"{type(model).__name__} ({model.config.model_type})"
     ids = torch.arange(3, 3 + length, device=model.device)[None] % 50
     positions = torch.arange(length, device=model.device)[None]
-    adapter = HFCausalLM(model, 1, length + 8)
-    want = model(input_ids=ids).logits.float()
-    adapter.fill(ids[:, :8], positions[:, :8])
-    adapter.forward(ids[:, :5] + 1, positions[:, 8:13])  # wrong tokens, to be rolled back
-    got = adapter.forward(ids[:, 8:], positions[:, 8:]).float()
+    adapter = HFCausalLM(model, 1, min(slots, max_positions(model.config) or slots))
+    try:
+        want = model(input_ids=ids).logits.float()
+        adapter.fill(ids[:, :8], positions[:, :8])
+        adapter.forward(ids[:, :5] + 1, positions[:, 8:13])  # wrong tokens, to be rolled back
+        got = adapter.forward(ids[:, 8:], positions[:, 8:]).float()
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{who} cannot be run over a preallocated cache: {error}"
+        ) from error
     if not torch.allclose(got, want[:, 8:], atol=2e-2 * float(want.abs().max()), rtol=0):
         raise UnsupportedModelError(
-            f"{type(model).__name__} ({model.config.model_type}) does not follow explicit positions "
-            "and masks: its cached forward differs from its plain one, so it cannot be served."
+            f"{who} does not follow explicit positions and masks: its cached forward differs from "
+            "its plain one, so it cannot be served."
         )

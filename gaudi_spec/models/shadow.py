@@ -24,5 +24,6 @@ def shadow(module: nn.Module) -> nn.Module:
 
 
 def fingerprint(module: nn.Module) -> int:
-    """Returns a number that changes when a module or parameter object is added or replaced."""
-    return hash(tuple(map(id, module.modules())) + tuple(map(id, module.parameters())))
+    """Returns a number that changes when a module or parameter is replaced, cast or moved."""
+    tensors = ((id(tensor), tensor.dtype, tensor.device) for tensor in module.parameters())
+    return hash((tuple(map(id, module.modules())), tuple(tensors)))

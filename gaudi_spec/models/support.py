@@ -12,7 +12,8 @@ TESTED_FAMILIES = frozenset(
     gpt2 gpt_neox gptj opt falcon starcoder2 gpt_bigcode stablelm cohere granite olmo olmo2
     smollm3""".split()
 )
-LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
 ATTENTION = frozenset({"sdpa", "eager"})
 # Their eager attention adds a causal mask of its own that assumes a cache without spare slots.
 SDPA_ONLY = frozenset({"gpt2", "gpt_bigcode"})
@@ -43,9 +44,7 @@ def check_supported(model: Any, role: str, allow_untested: bool = False) -> None
         raise UnsupportedModelError(
             f"{who} is an encoder-decoder; only decoder-only causal language models are served."
         )
-    if model.get_output_embeddings() is None or not type(model).__name__.endswith(
-        ("ForCausalLM", "LMHeadModel")
-    ):
+    if model.get_output_embeddings() is None or not type(model).__name__.endswith(CAUSAL_CLASSES):
         raise UnsupportedModelError(
             f"{who} is not a causal language model; load it with AutoModelForCausalLM."
         )
@@ -54,7 +53,8 @@ def check_supported(model: Any, role: str, allow_untested: bool = False) -> None
             f"{who} keeps a recurrent or convolutional state, which cannot be rolled back when "
             "drafted tokens are rejected; choose a model with attention layers only."
         )
-    unknown = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    unknown = set(kinds or ()) - LAYER_TYPES
     if unknown:
         raise UnsupportedModelError(
             f"{who} has layers of type {', '.join(sorted(unknown))}, whose state cannot be rolled "

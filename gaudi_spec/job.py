@@ -1,0 +1,127 @@
+"""One batch of `run_generation`, its engines, and the loop that times them side by side."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from . import results
+from .config import SpecConfig
+from .device import Device
+from .engine import SpeculativeEngine
+from .errors import ConfigError
+from .loading import Pair
+from .options import Options, resolve_options
+
+
+class Job:
+    """The batch, its engines, and the timed loop.
+
+    Args:
+        args: As parsed by `run_generation.parser`.
+        pair: The loaded models.
+        config: Settings; the checkpoint's K counts where no flag gives one.
+        device: Where the models are.
+        sentences: One prompt a row.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        pair: Pair,
+        config: SpecConfig,
+        device: Device,
+        sentences: list[str],
+    ) -> None:
+        self.args, self.pair, self.device, self.sentences = args, pair, device, sentences
+        self.prompts = self._encode()
+        options = self._options()
+        self.eos = () if args.ignore_eos else options.eos_token_ids
+        if args.num_assistant_tokens is None and options.num_assistant_tokens:
+            config = config.replace(num_assistant_tokens=options.num_assistant_tokens)
+        self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
+        self.plain = None
+        if args.compare_baseline:
+            self.plain = SpeculativeEngine(pair.target, None, config, device)
+        self.plain_outputs: list[torch.Tensor] = []
+        self.warmup_seconds = 0.0
+
+    def run(self) -> tuple[results.Run, results.Run | None, list[torch.Tensor]]:
+        """Warms up, then runs engine and baseline alternately; returns timings and token ids."""
+        args = self.args
+        requested = len(self.prompts) * args.max_new_tokens
+        run = results.Run(requested)
+        baseline = results.Run(requested) if self.plain else None
+        begin = time.perf_counter()
+        with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
+            for _ in range(args.warmup):
+                self._once(self.engine, bar)
+                if self.plain:
+                    self._once(self.plain, bar)
+        self.warmup_seconds = time.perf_counter() - begin
+        with self._bar("generate", args.n_iterations * (2 if baseline else 1)) as bar:
+            for _ in range(args.n_iterations):
+                outputs = self._timed(self.engine, run, bar)
+                if baseline is not None:
+                    self.plain_outputs = self._timed(self.plain, baseline, bar)
+        return run, baseline, outputs
+
+    def equal(self, outputs: list[torch.Tensor]) -> bool:
+        """Returns whether every row is the baseline's, token for token."""
+        return all(torch.equal(a, b) for a, b in zip(outputs, self.plain_outputs))
+
+    def _timed(self, engine, run: results.Run, bar) -> list[torch.Tensor]:
+        begin = time.perf_counter()
+        self._encode()
+        outputs = self._once(engine, bar)
+        self.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
+        run.seconds.append(time.perf_counter() - begin)
+        run.reports.append(engine.report)
+        return outputs
+
+    def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
+        rows: list[list[int]] = [[] for _ in self.prompts]
+        for outcome in engine.stream(
+            self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos
+        ):
+            for row, facts in zip(rows, outcome):
+                row.extend(facts.tokens)
+            bar.update(sum(facts.n_emitted for facts in outcome))
+        return [torch.tensor(row) for row in rows]
+
+    def _bar(self, name: str, runs: int) -> tqdm:
+        total = runs * len(self.prompts) * self.args.max_new_tokens
+        return results.progress(self.args.quiet, desc=name, total=total, unit="tok")
+
+    def _encode(self) -> list[torch.Tensor]:
+        args, tokenizer = self.args, self.pair.tokenizer
+        texts = self.sentences
+        if args.use_chat_template and not tokenizer.chat_template:
+            raise ConfigError(
+                f"The tokenizer of {args.model_name_or_path} has no chat template: leave out "
+                "--use_chat_template."
+            )
+        if args.use_chat_template:
+            texts = [
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+                )
+                for text in texts
+            ]
+        cut = {"truncation": True, "max_length": args.max_input_tokens}
+        rows = tokenizer(
+            list(texts),
+            add_special_tokens=not args.use_chat_template,  # a template brings its own
+            **(cut if args.max_input_tokens > 0 else {}),
+        )["input_ids"]
+        return [torch.tensor(row, dtype=torch.long) for row in rows]
+
+    def _options(self) -> Options:
+        """Reads the checkpoint's own generation settings; what is not supported is refused."""
+        args = self.args
+        wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
+        return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)
