@@ -47,6 +47,14 @@ class Device:
     def synchronize(self) -> None:
         """Waits until all queued work is finished."""
 
+    def recipes(self) -> int | None:
+        """Returns the graphs that the device's own compiler has built, or None if not counted."""
+        return None
+
+    def fallbacks(self) -> int | None:
+        """Returns the operations that ran outside the device's compiler, or None."""
+        return None
+
     def memory(self) -> dict[str, float]:
         """Returns `allocated`, `max_allocated` and `total` in GB (10^9 bytes), or nothing."""
         return {}

@@ -1,28 +1,42 @@
 """Intel Gaudi. The only module that imports `habana_frameworks`, and only when it is used.
 
-In lazy mode (`PT_HPU_LAZY_MODE=1`) operations are collected until `mark_step`; one is placed after
-every prefill chunk and every cycle, so that each of them becomes one recipe of fixed shape. In
-eager mode the call does nothing.
+Both of Intel's modes are served. In *lazy* mode (`PT_HPU_LAZY_MODE=1`) work is captured as an HPU
+graph over persistent buffers: operations are collected, compiled into recipes at the end of the
+capture, and replayed without Python afterwards. In *eager* mode, Intel's default by now, work goes
+through `torch.compile(backend="hpu_backend")`.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from types import ModuleType
 
 import torch
 
-from .base import Device
+from ..errors import CaptureError
+from .base import Device, Work
+from .compiled import compiled
+
+_OPTIONS = {"keep_input_mutations": True, "force_static_compile": True}
 
 
 class HpuDevice(Device):
-    """One Gaudi card through Intel's PyTorch bridge."""
+    """One Gaudi card through Intel's PyTorch bridge.
+
+    Attributes:
+        lazy: Whether the bridge runs in lazy mode.
+    """
 
     name = "hpu"
+    captures = True
 
     def __init__(self) -> None:
-        self._core = importlib.import_module("habana_frameworks.torch.core")
-        self._hpu = importlib.import_module("habana_frameworks.torch.hpu")
+        self._core = _habana("torch.core")
+        self._hpu = _habana("torch.hpu")
+        self._metrics = _habana("torch.hpu.metrics")
+        self.lazy = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
     @classmethod
     def missing(cls) -> str | None:
@@ -32,18 +46,32 @@ class HpuDevice(Device):
                 "the package habana_frameworks is not installed; it comes with the Intel Gaudi "
                 "software (driver and PyTorch container), not from a package registry."
             )
-        importlib.import_module("habana_frameworks.torch.core")
-        if not torch.hpu.is_available():  # type: ignore[attr-defined]
+        if not _habana("torch.hpu").is_available():
             return "habana_frameworks is installed but reports no card; check hl-smi."
         return None
 
+    def capture(self, work: Work) -> Work:
+        """Returns `work` as an HPU graph in lazy mode, else compiled by `hpu_backend`."""
+        if not self.lazy:
+            return compiled(work, backend="hpu_backend", options=_OPTIONS)
+        return _Captured(self._core, self._hpu, work)
+
     def border(self) -> None:
-        """Ends the current lazy graph."""
-        self._core.mark_step()
+        """Ends the current lazy graph; nothing in eager mode."""
+        if self.lazy:
+            self._core.mark_step()
 
     def synchronize(self) -> None:
         """Waits for the card."""
         self._hpu.synchronize()
+
+    def recipes(self) -> int | None:
+        """Returns the recipes compiled so far, or None if the bridge does not count them."""
+        return self._count("graph_compilation")
+
+    def fallbacks(self) -> int | None:
+        """Returns the operations that fell back to the CPU so far, or None."""
+        return self._count("cpu_fallback")
 
     def memory(self) -> dict[str, float]:
         """Returns the card's own counters in GB."""
@@ -52,5 +80,45 @@ class HpuDevice(Device):
         return {ours: stats[theirs] / 1e9 for ours, theirs in names.items()}
 
     def describe(self) -> str:
-        """Returns the card's name."""
-        return self._hpu.get_device_name()
+        """Returns the card's name and the mode."""
+        return f"{self._hpu.get_device_name()}, {'lazy' if self.lazy else 'eager'} mode"
+
+    def _count(self, metric: str) -> int | None:
+        found = self._metrics.metric_global(metric)
+        return None if found is None else dict(found.stats())["TotalNumber"]
+
+
+class _Captured:
+    """An HPU graph that is captured by its first call, which runs the work once."""
+
+    def __init__(self, core: ModuleType, hpu: ModuleType, work: Work) -> None:
+        self._core, self._hpu, self._work = core, hpu, work
+        self._graph = None
+        self._output: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor | None:
+        if self._graph is None:
+            self._capture()
+        else:
+            self._graph.replay(asynchronous=True)
+        return self._output
+
+    def _capture(self) -> None:
+        self._core.mark_step()  # what is still pending must not become part of the graph
+        graph = self._hpu.HPUGraph()
+        with self._hpu.stream(self._hpu.default_stream()):
+            graph.capture_begin()
+            try:
+                self._output = self._work()
+            except RuntimeError as error:
+                raise CaptureError(
+                    f"The card cannot capture this as a graph: {error} "
+                    "Try SpecConfig(fuse_cycle=False), or compile='eager'."
+                ) from error
+            finally:
+                graph.capture_end()
+        self._graph = graph
+
+
+def _habana(name: str) -> ModuleType:
+    return importlib.import_module(f"habana_frameworks.{name}")
