@@ -84,6 +84,10 @@ class SpecConfig:
             span = f"from {least} to {most}" if most else f"of at least {least}"
             raise ConfigError(f"{name} must be a whole number {span}, not {value!r}.")
 
+    def captures(self, by_default: bool) -> bool:
+        """Returns whether graphs are captured on a device that does so `by_default` or not."""
+        return self.compile == "graph" or (self.compile == "auto" and by_default)
+
     def replace(self, **changes: Any) -> SpecConfig:
         """Returns a copy with `changes` applied and checked."""
         return dataclasses.replace(self, **changes)

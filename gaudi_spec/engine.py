@@ -193,7 +193,7 @@ class SpeculativeEngine:
             quiet: No progress bar on standard error.
         """
         with self._lock:
-            self._build(batch, length, self.config.num_assistant_tokens)
+            self._build(batch, length, frozenset({self.config.num_assistant_tokens}), quiet)
             self.runtime.warm_up({self.config.num_assistant_tokens}, quiet)
 
     def _admit(
@@ -215,14 +215,17 @@ class SpeculativeEngine:
                 f"The schedule's sizes are {sorted(sizes)}; each K must be from 0 to "
                 f"{MAX_ASSISTANT_TOKENS}."
             )
-        self._build(len(request.prompts), request.longest, max(sizes))
+        self._build(len(request.prompts), request.longest, sizes)
         return request
 
-    def _build(self, batch: int, length: int, k: int) -> None:
-        """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice."""
+    def _build(self, batch: int, length: int, sizes: frozenset[int], quiet: bool = False) -> None:
+        """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice.
+
+        Where work is captured, all graphs for these K are built too.
+        """
         if self.runtime is not None:
             state = self.runtime.state
-            wide = state.tokens.shape[1] - state.slots > k
+            wide = state.tokens.shape[1] - state.slots > max(sizes)
             if batch <= state.batch and length <= state.slots and wide:
                 return
             batch, length = max(batch, state.batch), max(length, state.slots)
@@ -236,8 +239,10 @@ class SpeculativeEngine:
         target, draft = self._models
         slots = self.config.max_length or round_up(length, self.config.length_multiple)
         slots = min(slots, max_positions(target.config) or slots)
-        widest = max(k, self.config.num_assistant_tokens)
+        widest = max(*sizes, self.config.num_assistant_tokens)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
+        if self.runtime.captures:
+            self.runtime.warm_up({*sizes, self.config.num_assistant_tokens}, quiet)
 
     def _usable(self, k: int, rows: Rows) -> int:
         """Returns k, or 0 where no live row can use a proposal."""

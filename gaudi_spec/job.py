@@ -57,6 +57,10 @@ class Job:
         run = results.Run(requested)
         baseline = results.Run(requested) if self.plain else None
         begin = time.perf_counter()
+        longest = max(map(len, self.prompts)) + args.max_new_tokens
+        for engine in (self.engine, self.plain):
+            if engine is not None and engine.config.captures(self.device.captures):
+                engine.warm_up(len(self.prompts), longest, args.quiet)
         with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
             for _ in range(args.warmup):
                 self._once(self.engine, bar)

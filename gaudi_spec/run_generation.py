@@ -95,6 +95,21 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("--seed", type=int, default=27, help="seed of PyTorch; greedy needs none")
     run = p.add_argument_group("run")
     run.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "hpu"))
+    run.add_argument(
+        "--torch_compile",
+        action="store_true",
+        help="capture graphs on cpu too, with torch.compile (hpu and cuda do by default)",
+    )
+    run.add_argument(
+        "--use_hpu_graphs", action="store_true", help="accepted; graphs are the default on hpu"
+    )
+    run.add_argument(
+        "--bucket_size",
+        type=int,
+        default=-1,
+        help="smallest attention window in cache slots; it is doubled as the text grows "
+        "(default: 256)",
+    )
     run.add_argument("--warmup", type=int, default=3, help="untimed iterations before")
     run.add_argument("--n_iterations", type=int, default=5, help="timed iterations")
     run.add_argument("--output_dir", help="write results.json there")
@@ -146,6 +161,10 @@ def _check(args: argparse.Namespace) -> SpecConfig:
     config = SpecConfig.from_yaml(args.config) if args.config else SpecConfig()
     if args.num_assistant_tokens is not None:
         config = config.replace(num_assistant_tokens=args.num_assistant_tokens)
+    if args.torch_compile:
+        config = config.replace(compile="graph")
+    if args.bucket_size > 0:
+        config = config.replace(bucket_size=args.bucket_size)
     if args.allow_untested_models:
         config = config.replace(allow_untested_models=True)
     return config

@@ -41,6 +41,7 @@ class Runtime:
 
     Attributes:
         state: Device state.
+        captures: Whether work is captured as graphs here.
         graphs: The graph runner with its counts.
         seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
         prefill_forwards: Target calls made by `prefill` since `reset`.
@@ -56,11 +57,11 @@ class Runtime:
         slots: int,
         widest: int,
     ) -> None:
-        capture = config.compile == "graph" or (config.compile == "auto" and device.captures)
         self.device, self.config = device, config
+        self.captures = config.captures(device.captures)
         self.target: ModelAdapter = HFCausalLM(shadow(target), batch, slots)
         self.state = State(batch, slots, widest + 1, device.torch_device)
-        self.graphs = GraphRunner(device, capture, config.strict_shapes)
+        self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self.drafter: Drafter | None = None
         self._draft_model: ModelAdapter | None = None
         if draft is not None:
@@ -70,7 +71,7 @@ class Runtime:
             self.drafter = ModelDrafter(
                 self._draft_model, self.target.vocab_size, config.prefill_chunks, fill
             )
-        self._fused = capture and config.fuse_cycle
+        self._fused = self.captures and config.fuse_cycle
         self._windows = windows(slots, config.bucket_size)
         place = {"dtype": torch.long, "device": device.torch_device}
         self._drafted = [torch.zeros(batch, k, **place) for k in range(widest + 1)]
