@@ -36,15 +36,15 @@ class RowOutcome(NamedTuple):
     tokens: list[int]
 
 
-def fill(state: State, model: ModelAdapter, width: int) -> None:
+def fill(state: State, model: ModelAdapter, width: int) -> torch.Tensor:
     """Feeds `width` committed tokens of each row, from `state.cursor` on, into the model's cache.
 
     What lies at or beyond a row's length is stale; its slots are hidden by the mask until they
-    are written again.
+    are written again. Returns what `ModelAdapter.fill` does.
     """
     positions = state.cursor[:, None] + torch.arange(width, device=state.cursor.device)
     positions = positions.clamp(max=model.slots - 1)
-    model.fill(state.tokens.gather(1, positions), positions)
+    return model.fill(state.tokens.gather(1, positions), positions)
 
 
 def draft(state: State, drafter: Drafter | None, k: int) -> tuple[torch.Tensor, torch.Tensor]:

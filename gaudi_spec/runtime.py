@@ -59,14 +59,14 @@ class Runtime:
     ) -> None:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
-        self.target: ModelAdapter = HFCausalLM(shadow(target), batch, slots)
+        self.target: ModelAdapter = HFCausalLM(shadow(target, device.nests), batch, slots)
         self.state = State(batch, slots, widest + 1, device.torch_device)
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self.drafter: Drafter | None = None
         self._draft_model: ModelAdapter | None = None
         if draft is not None:
             room = min(slots, max_positions(draft.config) or slots)
-            self._draft_model = HFCausalLM(shadow(draft), batch, room)
+            self._draft_model = HFCausalLM(shadow(draft, device.nests), batch, room)
             fill = functools.partial(self._fill, "draft", self._draft_model)
             self.drafter = ModelDrafter(
                 self._draft_model, self.target.vocab_size, config.prefill_chunks, fill
@@ -184,8 +184,8 @@ class Runtime:
         return Key(f"fill {role}", self.state.batch, width, model.slots)
 
     def _fill_work(self, model: ModelAdapter, width: int) -> Work:
-        def work() -> None:
+        def work() -> torch.Tensor:
             model.cache.window = model.slots
-            cycle.fill(self.state, model, width)
+            return cycle.fill(self.state, model, width)
 
         return work

@@ -15,10 +15,12 @@ class Device:
     Attributes:
         name: As on the command line.
         captures: Whether graphs are the default here.
+        nests: Whether its compiler takes decoder layers as nested regions.
     """
 
     name = "cpu"
     captures = False
+    nests = False
 
     @classmethod
     def missing(cls) -> str | None:

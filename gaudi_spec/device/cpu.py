@@ -18,6 +18,7 @@ class CpuDevice(Device):
     """PyTorch on the host's cores."""
 
     name = "cpu"
+    nests = True
 
     def capture(self, work: Work) -> Work:
         """Returns `work` compiled by Inductor."""

@@ -13,6 +13,7 @@ class CudaDevice(Device):
 
     name = "cuda"
     captures = True
+    nests = True
 
     @classmethod
     def missing(cls) -> str | None:

@@ -35,5 +35,9 @@ class ModelAdapter(Protocol):
             Logits `[B, T, V]`, or `[B, 1, V]` of the last token where `last` is set.
         """
 
-    def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """Writes cache entries like `forward`, without computing logits."""
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Writes cache entries like `forward`, without computing logits.
+
+        Returns:
+            `[B]`, a number that depends on every layer, so that none can be optimised away.
+        """

@@ -81,10 +81,15 @@ class HFCausalLM:
         logits = self._call(self.model, ids, positions, self.cache.at(positions), **extra).logits
         return logits[:, -1:] if last else logits
 
-    def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """Writes the cache entries of `ids` `[B, T]`; the head is not run."""
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Writes the cache entries of `ids` `[B, T]`; the head is not run.
+
+        Returns:
+            `[B]`, a number for each row that depends on every layer. Nobody needs it, but a
+            compiler may drop a layer whose result goes nowhere, and its cache entries with it.
+        """
         self._note("fill", ids)
-        self._call(self._body, ids, positions, self.cache.at(positions))
+        return self._call(self._body, ids, positions, self.cache.at(positions))[0][:, -1, 0]
 
     def _note(self, method: str, ids: torch.Tensor) -> None:
         if not torch.compiler.is_compiling():
