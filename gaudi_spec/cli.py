@@ -13,6 +13,7 @@ USAGE = """usage: gaudi-spec COMMAND [options]
 
 commands:
   generate   generate text with a target and a draft model
+  audit      count compilations, host reads and fallbacks of a pair of models
 
 `gaudi-spec COMMAND --help` explains a command; `gaudi-spec --version` prints the version."""
 
@@ -23,7 +24,13 @@ def _generate(argv: list[str]) -> int:
     return run(argv)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"generate": _generate}
+def _audit(argv: list[str]) -> int:
+    from .audit import main as run
+
+    return run(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"generate": _generate, "audit": _audit}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -101,6 +101,6 @@ def _commit(
     return torch.cat([torch.stack(facts, 1), verdict.tokens], 1)
 
 
-def unpack(packed: torch.Tensor) -> list[RowOutcome]:
-    """Reads a cycle's packed outcome on the host: the one host read of a cycle."""
-    return [RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in packed.tolist()]
+def unpack(packed: torch.Tensor) -> list[list[RowOutcome]]:
+    """Reads the packed outcomes of some cycles, `[N, B, 5 + K + 1]`, in one host read."""
+    return [[RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()]

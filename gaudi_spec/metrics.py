@@ -21,6 +21,7 @@ class Report:
 
     Attributes:
         cycles: Verifications, each one forward of the target over the whole batch.
+        host_reads: Times the host read what cycles did.
         drafts: Rows x cycles in which at least one proposal counted.
         proposed_at: Proposals at each block position.
         accepted_at: Accepted proposals at each block position.
@@ -38,6 +39,7 @@ class Report:
     """
 
     cycles: int = 0
+    host_reads: int = 0
     drafts: int = 0
     proposed_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -108,6 +110,7 @@ class Report:
         """Returns plain values for JSON."""
         return {
             "cycles": self.cycles,
+            "host_reads": self.host_reads,
             "proposed": self.proposed,
             "accepted": self.accepted,
             "emitted_tokens": self.emitted_tokens,

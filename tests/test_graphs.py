@@ -66,6 +66,8 @@ def test_reading_every_few_cycles_changes_nothing(sync_every, draft):
         toys.assert_equal_rows(few.generate(toys.PROMPTS, budget, eos_token_ids=ends), want)
         assert few.report.emitted == every.report.emitted
         assert few.report.accepted == every.report.accepted
+        assert every.report.host_reads == every.report.cycles == few.report.cycles
+    assert few.report.host_reads < few.report.cycles
 
 
 @pytest.mark.parametrize("bucket", [4, 16, 50, None])
