@@ -21,6 +21,7 @@ from .drafters.base import Drafter
 from .drafters.model import ModelDrafter
 from .graphs import GraphRunner, Key, Work
 from .models.base import ModelAdapter
+from .models.capturable import capturable
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
 from .models.support import max_positions
@@ -59,14 +60,14 @@ class Runtime:
     ) -> None:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
-        self.target: ModelAdapter = HFCausalLM(shadow(target, device.nests), batch, slots)
+        self.target: ModelAdapter = _adapter(target, device, batch, slots)
         self.state = State(batch, slots, widest + 1, device.torch_device)
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self.drafter: Drafter | None = None
         self._draft_model: ModelAdapter | None = None
         if draft is not None:
             room = min(slots, max_positions(draft.config) or slots)
-            self._draft_model = HFCausalLM(shadow(draft, device.nests), batch, room)
+            self._draft_model = _adapter(draft, device, batch, room)
             fill = functools.partial(self._fill, "draft", self._draft_model)
             self.drafter = ModelDrafter(
                 self._draft_model, self.target.vocab_size, config.prefill_chunks, fill
@@ -76,8 +77,7 @@ class Runtime:
         place = {"dtype": torch.long, "device": device.torch_device}
         self._drafted = [torch.zeros(batch, k, **place) for k in range(widest + 1)]
         self._n_proposed = torch.zeros(batch, **place)
-        self.seconds: dict[str, float] = {}
-        self.prefill_forwards = 0
+        self.reset()
 
     def clean(self) -> None:
         """Zeroes both caches: a NaN in a stale slot would pass through every mask."""
@@ -87,7 +87,7 @@ class Runtime:
 
     def reset(self) -> None:
         """Starts the counts of a new call."""
-        self.seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
+        self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
         if self._fused:
             self.seconds = {"prefill": 0.0, "cycle": 0.0}
         self.prefill_forwards = 0
@@ -189,3 +189,7 @@ class Runtime:
             return cycle.fill(self.state, model, width)
 
         return work
+
+
+def _adapter(model: Any, device: Device, batch: int, slots: int) -> HFCausalLM:
+    return HFCausalLM(capturable(shadow(model, device.nests)), batch, slots)
