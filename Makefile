@@ -29,7 +29,7 @@ $(if $(GPU),,$(PIP_INSTALL) "$(CPU_TORCH)" 2>/dev/null ||) $(PIP_INSTALL) torch)
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-newest lint wheel clean
+.PHONY: help demo test test-all test-hpu test-newest lint wheel clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z.-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +55,9 @@ test: .venv/.stamp ## Run the tests.
 
 test-all: .venv/.stamp ## Run the tests, the slow ones too.
 	.venv/bin/python -m pytest -m "not hpu and not cuda"
+
+test-hpu: .venv/.stamp ## Run the tests that need a Gaudi card.
+	.venv/bin/python -m pytest -m hpu tests/test_hpu.py
 
 test-newest: .venv-newest/.stamp ## Run the tests that need no weights on the newest Transformers.
 	.venv-newest/bin/python -m pytest tests -m "not hpu and not cuda and not slow and not model"

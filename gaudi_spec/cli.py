@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ USAGE = """usage: gaudi-spec COMMAND [options]
 commands:
   generate   generate text with a target and a draft model
   audit      count compilations, host reads and fallbacks of a pair of models
+  doctor     check what is installed and set
 
 `gaudi-spec COMMAND --help` explains a command; `gaudi-spec --version` prints the version."""
 
@@ -30,7 +33,17 @@ def _audit(argv: list[str]) -> int:
     return run(argv)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"generate": _generate, "audit": _audit}
+def _doctor(argv: list[str]) -> int:
+    from .doctor import main as run
+
+    return run(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "generate": _generate,
+    "audit": _audit,
+    "doctor": _doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +74,9 @@ def run_command(command: Callable[[list[str]], int], argv: Sequence[str] | None 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has gone; nothing to tell them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         if "-v" in argv or "--verbose" in argv:
             traceback.print_exc()
@@ -72,7 +88,7 @@ def run_command(command: Callable[[list[str]], int], argv: Sequence[str] | None 
 
 
 def _underscores(arg: str) -> str:
-    if not arg.startswith("--"):
+    if not re.match(r"--[a-z][\w-]*(=|$)", arg):  # a prompt may begin with dashes, too
         return arg
     name, equals, value = arg.partition("=")
     name = "--" + name[2:].replace("-", "_")

@@ -6,7 +6,6 @@ token is the first cycle's `last`, so the first new tokens already come out of a
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import warnings
@@ -23,6 +22,7 @@ from .device import Device, get_device
 from .errors import ConfigError, GaudiSpecError, InputError, NumericalError
 from .metrics import Report
 from .models.hf import self_check
+from .models.shadow import fingerprint
 from .models.support import TESTED_FAMILIES, check_supported, max_positions
 from .request import Request, Rows, admit
 from .runtime import Runtime
@@ -65,13 +65,14 @@ class SpeculativeEngine:
             if model.device.type != self.device.torch_device.type:
                 raise ConfigError(
                     f"The {role} is on {model.device}, the engine on {self.device.name}: move it "
-                    f"with model.to({self.device.name!r}) first."
+                    f"with model.to({self.device.torch_device.type!r}) first."
                 )
             if model.config.model_type not in TESTED_FAMILIES:
                 self_check(model)
         self._models = (target, draft)
         self._lock = threading.RLock()
         self._turn = 0
+        self._prints: tuple[int, ...] = ()
         self._warned_room = False
         self.report = Report()
         self.runtime: Runtime | None = None
@@ -81,7 +82,7 @@ class SpeculativeEngine:
         prompts: Sequence[Sequence[int] | torch.Tensor],
         max_new_tokens: int | Sequence[int],
         *,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] | int | None = (),
         min_new_tokens: int = 0,
         schedule: Schedule | None = None,
     ) -> list[torch.Tensor]:
@@ -92,7 +93,7 @@ class SpeculativeEngine:
         Args:
             prompts: Token ids of each row, without padding; lengths may differ.
             max_new_tokens: Budget of new tokens, one for all rows or one for each.
-            eos_token_ids: Ids that end a row; the end token itself is returned.
+            eos_token_ids: Ids that end a row, or one id; the end token itself is returned.
             min_new_tokens: New tokens before which no end token may be chosen.
             schedule: Picks K; None means `config.num_assistant_tokens` always.
 
@@ -104,26 +105,21 @@ class SpeculativeEngine:
                 sequence that does not fit.
             NumericalError: The target's logits are NaN or infinite.
         """
+        options = {"eos_token_ids": eos_token_ids, "min_new_tokens": min_new_tokens}
         with self._lock:
-            stream = self.stream(
-                prompts,
-                max_new_tokens,
-                eos_token_ids=eos_token_ids,
-                min_new_tokens=min_new_tokens,
-                schedule=schedule,
-            )
-            rows: list[list[int]] = [[] for _ in prompts]
+            stream = self.stream(prompts, max_new_tokens, **options, schedule=schedule)
+            rows: dict[int, list[int]] = {}
             for outcome in stream:
-                for row, facts in zip(rows, outcome):
-                    row.extend(facts.tokens)
-        return [torch.tensor(row, dtype=torch.long) for row in rows]
+                for row, facts in enumerate(outcome):
+                    rows.setdefault(row, []).extend(facts.tokens)
+        return [torch.tensor(row, dtype=torch.long) for row in rows.values()]
 
     def stream(
         self,
         prompts: Sequence[Sequence[int] | torch.Tensor],
         max_new_tokens: int | Sequence[int],
         *,
-        eos_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] | int | None = (),
         min_new_tokens: int = 0,
         schedule: Schedule | None = None,
     ) -> Iterator[list[RowOutcome]]:
@@ -134,11 +130,11 @@ class SpeculativeEngine:
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
         with self._lock:
-            self._turn += 1
-            turn = self._turn
             request = self._admit(
                 prompts, max_new_tokens, min_new_tokens, eos_token_ids, schedule.sizes
             )
+            self._turn += 1
+            turn = self._turn
             rows = self._start(request, begin)
         while rows.live:
             with self._lock:
@@ -221,14 +217,18 @@ class SpeculativeEngine:
     def _build(self, batch: int, length: int, sizes: frozenset[int], quiet: bool = False) -> None:
         """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice.
 
+        They do not if a model was changed since, other than by writing into its tensors.
+
         Where work is captured, all graphs for these K are built too.
         """
-        if self.runtime is not None:
+        prints = tuple(fingerprint(model) for model in self._models if model is not None)
+        if self.runtime is not None and prints == self._prints:
             state = self.runtime.state
             wide = state.tokens.shape[1] - state.slots > max(sizes)
             if batch <= state.batch and length <= state.slots and wide:
                 return
             batch, length = max(batch, state.batch), max(length, state.slots)
+        self._prints = prints
         if self.config.batch_size is not None:
             if batch > self.config.batch_size:
                 raise InputError(
@@ -266,12 +266,12 @@ class SpeculativeEngine:
         longest = max(rows.left(r) for r in rows.live)
         count = max(1, min(self.config.sync_every, longest // (k + 1)))
         alive = [not done for done in rows.done]
-        packed = []
+        results = []
         for i in range(count):
             result = self.runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
-            packed.append(result.clone() if count > 1 else result)
+            results.append(result.clone() if count > 1 else result)
         begin = time.perf_counter()
-        outcomes = cycle.unpack(torch.stack(packed))
+        outcomes = cycle.unpack(torch.stack(results) if count > 1 else result[None])
         self.report.host_reads += 1
         last = "cycle" if "cycle" in self.runtime.seconds else "verify"
         self.runtime.seconds[last] += time.perf_counter() - begin
@@ -282,13 +282,7 @@ class SpeculativeEngine:
         report, runtime = self.report, self.runtime
         if report.first_token_seconds is None:
             report.first_token_seconds = time.perf_counter() - begin
-        report.seconds = runtime.seconds
-        report.target_prefill_forwards = runtime.prefill_forwards
-        report.target_shapes = len(runtime.target.shapes)
-        report.graphs = dataclasses.replace(runtime.graphs.facts)
-        if runtime.drafter is not None:
-            report.draft_forwards = runtime.drafter.forwards
-            report.draft_shapes = len(runtime.drafter.shapes)
+        runtime.tell(report)
         for r in was_live:
             if outcome[r].n_unsound:
                 runtime.clean()

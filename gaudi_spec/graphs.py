@@ -111,11 +111,6 @@ class GraphRunner:
                 self.run(key, work)
         self._closed = True
 
-    def clear(self) -> None:
-        """Forgets all graphs, since the buffers they were captured over are gone."""
-        self._graphs.clear()
-        self._closed = False
-
     def _report_new(self, key: Key) -> None:
         message = f"{key} was not built in the warm-up"
         if self._strict:

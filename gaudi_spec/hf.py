@@ -12,7 +12,6 @@ from .config import SpecConfig
 from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .metrics import Report
-from .models.shadow import fingerprint
 from .models.support import check_supported
 from .options import infer_attention_mask, resolve_options
 
@@ -66,13 +65,16 @@ def generate(
     """
     if input_ids is None:
         input_ids = generate_kwargs.pop("inputs", None)
-    check_supported(model, "target", getattr(spec_config, "allow_untested_models", False))
+    untested = getattr(spec_config, "allow_untested_models", False)
+    check_supported(model, "target", untested)
+    if assistant_model is not None:
+        check_supported(assistant_model, "draft", untested)
     if num_assistant_tokens is not None:
         generate_kwargs["num_assistant_tokens"] = num_assistant_tokens
     width = input_ids.shape[-1] if isinstance(input_ids, torch.Tensor) and input_ids.dim() else 0
     options = resolve_options(model, assistant_model, width, generation_config, generate_kwargs)
     _check_ids(input_ids)
-    config = spec_config or SpecConfig()
+    config = SpecConfig() if spec_config is None else spec_config
     if not isinstance(config, SpecConfig):
         raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
     k = num_assistant_tokens if num_assistant_tokens is not None else options.num_assistant_tokens
@@ -108,12 +110,8 @@ def release() -> None:
 
 
 def _engine(model: Any, draft: Any, config: SpecConfig, batch: int) -> SpeculativeEngine:
-    """Returns the kept engine for these models, settings and rows, or builds it.
-
-    A model whose modules or parameters were replaced since (an adapter, a cast) is another model.
-    """
-    prints = tuple(fingerprint(m) for m in (model, draft) if m is not None)
-    key = (id(model), id(draft), prints, config, config.batch_size or batch)
+    """Returns the kept engine for these models, settings and rows, or builds it."""
+    key = (id(model), id(draft), config, config.batch_size or batch)
     with _engines_lock:
         if key not in _engines:
             _engines[key] = SpeculativeEngine(model, draft, config)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .errors import InputError, UnsupportedOptionError
+from .errors import ConfigError, InputError, UnsupportedOptionError
+from .request import token_ids
 
 _HONOURED = frozenset(
     """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
@@ -85,21 +86,23 @@ def resolve_options(
         UnsupportedOptionError: An option that would change the output is set.
         InputError: The budget is not positive.
     """
+    if not isinstance(generation_config, (GenerationConfig, type(None))):
+        raise ConfigError(f"generation_config must be a GenerationConfig: {generation_config!r}.")
     _check_budget(kwargs.get("max_new_tokens"))
     try:
         config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
-    except ValueError as error:  # Transformers' own checks, which name the option
-        raise UnsupportedOptionError(str(error)) from error
+    except (TypeError, ValueError) as error:  # Transformers' own checks, which name the option
+        raise UnsupportedOptionError(" ".join(str(error).split())) from error
     for name, value in rest.items():
         empty = value is None or value is False or (isinstance(value, (list, dict)) and not value)
         if not empty and name != "tokenizer":  # only stop strings, which are refused, need one
-            raise _unsupported(name, value)
+            raise _unsupported(name, value, "leave it out")
     _refuse_unsupported(config)
     draft_config = getattr(assistant_model, "generation_config", None)
     if config.use_cache is False or getattr(draft_config, "use_cache", None) is False:
         warnings.warn("use_cache=False is ignored: decoding is always cached.", stacklevel=3)
-    eos = _ids(config.eos_token_id)
-    pad = _ids(config.pad_token_id) or eos
+    eos = token_ids(config.eos_token_id)
+    pad = token_ids(config.pad_token_id) or eos
     budget = _budget(model, width, config, generation_config, kwargs)
     least = config.min_new_tokens
     if least is None:
@@ -131,15 +134,20 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
         if value is None or value is False or value in _NEUTRAL.get(name, ()):
             continue
         if name not in defaults or value != defaults[name]:
-            raise _unsupported(name, value)
+            raise _unsupported(
+                name,
+                value,
+                "leave it out (if the call does not set it, the checkpoint's "
+                "generation_config.json does: remove it there)",
+            )
 
 
-def _unsupported(name: str, value: Any) -> UnsupportedOptionError:
-    shown = repr(value)
+def _unsupported(name: str, value: Any, remedy: str) -> UnsupportedOptionError:
+    shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 60 else f"{type(value).__name__}(...)"
     return UnsupportedOptionError(
-        f"{name}={shown} is not supported by gaudi_spec.generate; leave it out (it may come from "
-        "the model's generation_config), or call model.generate for this request."
+        f"{name}={shown} is not supported by gaudi_spec.generate; {remedy}, or call "
+        "model.generate for this request."
     )
 
 
@@ -169,8 +177,8 @@ def _budget(model, width, config, given, kwargs) -> int:
 
 
 def _check_budget(budget: Any) -> None:
-    if isinstance(budget, bool) or (isinstance(budget, (int, float)) and budget < 1):
-        raise InputError(f"max_new_tokens must be at least 1, not {budget}.")
+    if isinstance(budget, (bool, str)) or (isinstance(budget, (int, float)) and budget < 1):
+        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {budget!r}.")
 
 
 def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int | None:
@@ -178,11 +186,3 @@ def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int
     sources = (config, getattr(assistant_model, "generation_config", None))
     values = (getattr(source, "num_assistant_tokens", None) for source in sources)
     return next((value for value in values if value not in unset), None)
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)

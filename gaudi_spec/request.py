@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +66,7 @@ def admit(
     prompts: Sequence[Any],
     max_new_tokens: int | Sequence[int],
     min_new_tokens: int,
-    eos_token_ids: Sequence[int],
+    eos_token_ids: Any,
     vocab_size: int,
     positions: int | None,
 ) -> Request:
@@ -83,6 +83,8 @@ def admit(
     Raises:
         InputError: What is wrong and what to do.
     """
+    if not isinstance(prompts, Iterable):
+        raise InputError(f"Prompts must be a list of rows of token ids, not {prompts!r}.")
     rows = [_row(index, prompt) for index, prompt in enumerate(prompts)]
     if not rows:
         raise InputError("No prompt was given: pass at least one row of token ids.")
@@ -104,7 +106,25 @@ def admit(
                 f"Prompt {index} has {len(row)} tokens and {budget} new ones are asked for, but "
                 f"only {positions} positions exist: shorten the prompt or ask for fewer tokens."
             )
-    return Request(rows, budgets, least, [int(i) for i in dict.fromkeys(eos_token_ids)])
+    return Request(rows, budgets, least, list(token_ids(eos_token_ids)))
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Returns the ids in an integer, a flat collection or tensor of them, or None, each once.
+
+    Raises:
+        InputError: It holds something else.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    values = [] if value is None else value
+    values = list(values) if isinstance(values, (list, tuple, set, frozenset, range)) else [values]
+    try:
+        ids = tuple(dict.fromkeys(operator.index(item) for item in values))
+    except TypeError:
+        ids = (1 << 63,)
+    if any(not -(1 << 63) <= item < 1 << 63 for item in ids):
+        raise InputError(f"An end-of-text or pad id must be a whole number, not {value!r}.")
+    return ids
 
 
 def _row(index: int, prompt: Any) -> torch.Tensor:

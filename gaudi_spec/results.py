@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,12 +175,12 @@ def check_output_dir(directory: str) -> None:
     """
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
     except OSError as error:
         raise ConfigError(
-            f"Cannot make the output directory {directory}: {error.strerror}."
+            f"Cannot write to the output directory {directory}: {error.strerror}."
         ) from error
-    if not os.access(directory, os.W_OK):
-        raise ConfigError(f"The output directory {directory} is not writable.")
 
 
 def progress(quiet: bool, **arguments: Any) -> tqdm:

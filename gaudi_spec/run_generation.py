@@ -135,11 +135,11 @@ def main(argv: list[str]) -> int:
     job = Job(args, pair, config, device, sentences)
     run, baseline, outputs = job.run()
     texts = [[text] for text in pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)]
-    _print(args, job, run, baseline, outputs, texts, sentences)
     values = results.results(run, baseline, sentences, texts, device)
     values["texts_equal_baseline"] = None if baseline is None else job.equal(outputs)
-    if args.output_dir:
+    if args.output_dir:  # before anything is printed: a closed pipe must not lose it
         results.write_json(Path(args.output_dir) / "results.json", values)
+    _print(args, job, run, baseline, outputs, texts, sentences)
     print(json.dumps(values, ensure_ascii=False))
     return 0
 

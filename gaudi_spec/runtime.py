@@ -6,6 +6,7 @@ attention window.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from .device import Device
 from .drafters.base import Drafter
 from .drafters.model import ModelDrafter
 from .graphs import GraphRunner, Key, Work
+from .metrics import Report
 from .models.base import ModelAdapter
 from .models.capturable import capturable
 from .models.hf import HFCausalLM
@@ -61,7 +63,7 @@ class Runtime:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
         self.target: ModelAdapter = _adapter(target, device, batch, slots)
-        self.state = State(batch, slots, widest + 1, device.torch_device)
+        self.state = State(batch, slots, widest + 1, self.target.vocab_size, device.torch_device)
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self.drafter: Drafter | None = None
         self._draft_model: ModelAdapter | None = None
@@ -93,6 +95,16 @@ class Runtime:
         self.prefill_forwards = 0
         if self.drafter is not None:
             self.drafter.reset()
+
+    def tell(self, report: Report) -> None:
+        """Writes what is counted here into `report`."""
+        report.seconds = self.seconds
+        report.target_prefill_forwards = self.prefill_forwards
+        report.target_shapes = len(self.target.shapes)
+        report.graphs = dataclasses.replace(self.graphs.facts)
+        if self.drafter is not None:
+            report.draft_forwards = self.drafter.forwards
+            report.draft_shapes = len(self.drafter.shapes)
 
     @torch.no_grad()
     def prefill(self, count: int) -> None:

@@ -18,9 +18,8 @@ def block_early_eos(logits: torch.Tensor, index: torch.Tensor, state: State) -> 
     Returns:
         `[B, T, V]` with minus infinity at forbidden ids.
     """
-    vocab = torch.arange(logits.shape[-1], device=logits.device)
     early = index < state.min_length[:, None]
-    forbidden = early[:, :, None] & state.is_eos(vocab)
+    forbidden = early[:, :, None] & (state.ends[: logits.shape[-1]] > 0)
     return torch.where(forbidden, float("-inf"), logits)
 
 

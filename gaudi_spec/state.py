@@ -22,17 +22,19 @@ class State:
         min_length: `[B]` int64, length below which no end-of-text token may be chosen.
         cursor: `[B]` int64, index from which the next fill feeds each row.
         done: `[B]` bool.
-        eos: `[E]` int64, end-of-text ids, padded with -1.
+        ends: `[V]` int32, 1 at end-of-text ids.
     """
 
-    def __init__(self, batch: int, slots: int, spare: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: int, slots: int, spare: int, vocab_size: int, device: torch.device
+    ) -> None:
         self.batch, self.slots, self.device = batch, slots, device
         self.tokens = torch.zeros(batch, slots + spare, dtype=torch.long, device=device)
         self.length, self.start, self.limit, self.min_length, self.cursor = (
             torch.ones(batch, dtype=torch.long, device=device) for _ in range(5)
         )
         self.done = torch.ones(batch, dtype=torch.bool, device=device)
-        self.eos = torch.full((8,), -1, dtype=torch.long, device=device)
+        self.ends = torch.zeros(vocab_size, dtype=torch.int32, device=device)
 
     def reset(
         self,
@@ -43,12 +45,14 @@ class State:
     ) -> None:
         """Loads a `Request`, left-justified; rows without a prompt are done from the start.
 
-        The tensors keep their storage, but for `eos` when more ids come than it has room for.
+        The tensors keep their storage.
         """
         tokens = torch.zeros(self.tokens.shape, dtype=torch.long)
         length = torch.ones(self.batch, dtype=torch.long)
         limit = torch.ones(self.batch, dtype=torch.long)
         for row, (prompt, budget) in enumerate(zip(prompts, budgets)):
+            # What lies behind a prompt is fed as filler; a token of the row's own is a sound one.
+            tokens[row] = prompt[0]
             tokens[row, : len(prompt)] = prompt
             length[row] = len(prompt)
             limit[row] = len(prompt) + budget
@@ -58,11 +62,10 @@ class State:
         self.limit.copy_(limit)
         self.min_length.copy_(length + min_new_tokens)
         self.done.copy_(length >= limit)
-        if len(eos_token_ids) > len(self.eos):
-            self.eos = torch.full((len(eos_token_ids),), -1, device=self.device)
-        padded = list(eos_token_ids) + [-1] * (len(self.eos) - len(eos_token_ids))
-        self.eos.copy_(torch.tensor(padded, dtype=torch.long))
+        ends = torch.zeros(self.ends.shape, dtype=torch.int32)
+        ends[[i for i in eos_token_ids if 0 <= i < len(ends)]] = 1
+        self.ends.copy_(ends)
 
     def is_eos(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns, for ids of any shape, which are end-of-text (bool, same shape)."""
-        return (ids[..., None] == self.eos).sum(-1) > 0
+        return self.ends.index_select(0, ids.reshape(-1)).view(ids.shape) > 0

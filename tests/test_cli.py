@@ -44,8 +44,8 @@ LABELS = [
 ]
 UPSTREAM_KEYS = ["throughput", "avg_first_token_latency", "avg_rest_token_latency"]
 UPSTREAM_KEYS += ["avg_e2e_latency", "input", "output"]
-KEYS = """schema_version cycles proposed accepted emitted_tokens target_tokens acceptance_rate
-mean_acceptance_length acceptance_by_position finish_reasons target_forwards
+KEYS = """schema_version cycles host_reads proposed accepted emitted_tokens target_tokens
+acceptance_rate mean_acceptance_length acceptance_by_position finish_reasons target_forwards
 target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes draft_shapes
 graphs environment texts_equal_baseline""".split()
 

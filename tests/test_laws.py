@@ -810,6 +810,7 @@ def test_draft_one_position_off_would_lose_acceptance(monkeypatch):
 
 def test_cycle_reads_one_tensor():
     """`unpack` keeps of each row what was emitted."""
-    rows = cycle.unpack(torch.tensor([[2, 1, 3, 0, 0, 7, 8, 9, 9], [0, 0, 0, 1, 0, 7, 8, 9, 9]]))
+    packed = torch.tensor([[2, 1, 3, 0, 0, 7, 8, 9, 9], [0, 0, 0, 1, 0, 7, 8, 9, 9]])
+    (rows,) = cycle.unpack(packed[None])
     assert rows[0].tokens == [7, 8] and rows[1].tokens == []
     assert rows[0][:5] == (2, 1, 3, 0, 0)

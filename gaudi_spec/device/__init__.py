@@ -8,9 +8,16 @@ from ..errors import ConfigError
 from .base import Device
 from .cpu import CpuDevice
 from .cuda import CudaDevice
+from .emulated import EmulatedHpuDevice
 from .hpu import HpuDevice
 
-DEVICES: dict[str, type[Device]] = {"hpu": HpuDevice, "cuda": CudaDevice, "cpu": CpuDevice}
+# In the order of "auto", which ends at the CPU: the emulator is used only by name.
+DEVICES: dict[str, type[Device]] = {
+    "hpu": HpuDevice,
+    "cuda": CudaDevice,
+    "cpu": CpuDevice,
+    "hpu-emulated": EmulatedHpuDevice,
+}
 
 
 def get_device(name: str | torch.device | Device = "auto") -> Device:

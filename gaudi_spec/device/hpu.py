@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from importlib import metadata
 from types import ModuleType
 
 import torch
@@ -36,12 +37,14 @@ class HpuDevice(Device):
         self._core = _habana("torch.core")
         self._hpu = _habana("torch.hpu")
         self._metrics = _habana("torch.hpu.metrics")
-        self.lazy = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
+        lazy = self.bridge_lazy()
+        self.lazy = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1" if lazy is None else lazy
 
     @classmethod
     def missing(cls) -> str | None:
         """Returns why no Gaudi card can be used, or None."""
-        if importlib.util.find_spec("habana_frameworks") is None:
+        found = importlib.util.find_spec("habana_frameworks")
+        if found is None or not found.submodule_search_locations:  # a package lies somewhere
             return (
                 "the package habana_frameworks is not installed; it comes with the Intel Gaudi "
                 "software (driver and PyTorch container), not from a package registry."
@@ -49,6 +52,21 @@ class HpuDevice(Device):
         if not _habana("torch.hpu").is_available():
             return "habana_frameworks is installed but reports no card; check hl-smi."
         return None
+
+    @classmethod
+    def version(cls) -> str | None:
+        """Returns the version of Intel's bridge, or None where its package is not installed."""
+        try:
+            return metadata.version("habana-torch-plugin")
+        except metadata.PackageNotFoundError:
+            return None
+
+    def bridge_lazy(self) -> bool | None:
+        """Returns whether the bridge says it runs in lazy mode, or None if it does not say."""
+        try:
+            return bool(_habana("torch.utils.internal").is_lazy())
+        except (ImportError, AttributeError):
+            return None
 
     def capture(self, work: Work) -> Work:
         """Returns `work` as an HPU graph in lazy mode, else compiled by `hpu_backend`."""
@@ -89,18 +107,22 @@ class HpuDevice(Device):
 
 
 class _Captured:
-    """An HPU graph that is captured by its first call, which runs the work once."""
+    """An HPU graph that is captured by its first call, which runs the work once.
+
+    Attributes:
+        graph: The graph, or None before that call.
+    """
 
     def __init__(self, core: ModuleType, hpu: ModuleType, work: Work) -> None:
         self._core, self._hpu, self._work = core, hpu, work
-        self._graph = None
+        self.graph = None
         self._output: torch.Tensor | None = None
 
     def __call__(self) -> torch.Tensor | None:
-        if self._graph is None:
+        if self.graph is None:
             self._capture()
         else:
-            self._graph.replay(asynchronous=True)
+            self.graph.replay(asynchronous=True)
         return self._output
 
     def _capture(self) -> None:
@@ -117,7 +139,7 @@ class _Captured:
                 ) from error
             finally:
                 graph.capture_end()
-        self._graph = graph
+        self.graph = graph
 
 
 def _habana(name: str) -> ModuleType:

@@ -12,7 +12,7 @@ from ..state import State
 class Drafter(Protocol):
     """Proposes K tokens for every row.
 
-    A drafter may read `state` (`tokens`, `length`, `min_length`, `eos`) and must never write it,
+    A drafter may read `state` (`tokens`, `length`, `min_length`, `ends`) and must never write it,
     read a tensor on the host, or make a shape depend on data: what is not proposed is declared by
     `room`, not left out. It never learns what was accepted; it sees it in `state` next time.
 

@@ -26,9 +26,19 @@ def shadow(model: nn.Module, regions: bool = False) -> nn.Module:
 
 
 def fingerprint(module: nn.Module) -> int:
-    """Returns a number that changes when a module or parameter is replaced, cast or moved."""
+    """Returns a number that changes with anything that a shadow does not share.
+
+    That is: modules, parameters and attributes that are replaced, and parameters that are cast or
+    moved. Values written into a tensor are shared.
+    """
     tensors = ((id(tensor), tensor.dtype, tensor.device) for tensor in module.parameters())
-    return hash((tuple(map(id, module.modules())), tuple(tensors)))
+    attributes = (
+        (name, value if isinstance(value, (int, float, str)) else id(value))
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name != "training" and name[0] != "_"
+    )
+    return hash((tuple(map(id, module.modules())), tuple(tensors), tuple(attributes)))
 
 
 def _copy(module: nn.Module, layer_class: type[nn.Module] | None) -> nn.Module:
