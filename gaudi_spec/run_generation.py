@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from . import checker, results
+from . import checker, results, zoo
 from .config import SpecConfig
-from .device import get_device
+from .device import DEVICES, get_device
 from .errors import ConfigError, InputError
 from .job import Job
 from .loading import Pair, Source, load_pair
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     )
     text.add_argument("--seed", type=int, default=27, help="seed of PyTorch; greedy needs none")
     run = p.add_argument_group("run")
-    run.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "hpu"))
+    run.add_argument("--device", default="auto", choices=("auto", *DEVICES))
     run.add_argument(
         "--torch_compile",
         action="store_true",
@@ -217,6 +217,8 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     if job.pair.draft is not None:
         sizes += f", draft {args.assistant_model} ({_millions(job.pair.draft)})"
     print(f"{sizes}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
+    if zoo.note(args.assistant_model):
+        print(zoo.note(args.assistant_model))
     print("\nInput/outputs:")
     for i, (sentence, text) in enumerate(zip(sentences, texts), 1):
         print(f"input {i}: {(sentence,)}")

@@ -40,6 +40,16 @@ cut: it agrees with the full model on about half of the tokens, with 84 % of its
 """
 
 
+def note(name_or_path: str | None) -> str | None:
+    """Returns what a reader of results must know about a known model, or None."""
+    if name_or_path != DROP:
+        return None
+    return (
+        f"The draft is a stand-in: the target without {len(_REMOVED)} of its 30 layers. It shows "
+        "that the text stays the target's own; it cannot be a speed-up."
+    )
+
+
 def resolve(name_or_path: str) -> str:
     """Returns the local directory of a known model, making it if it is missing.
 

@@ -184,6 +184,13 @@ def test_a_directory_that_cannot_be_written_is_found_before_the_work(monkeypatch
         results.check_output_dir(str(tmp_path))
 
 
+def test_an_emulated_run_says_so_in_its_first_line(arguments, capsys):
+    assert cli.run_command(run_generation.main, [*arguments, "--device", "hpu-emulated"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "EMULATED HPU (not a measurement)" in lines[0]
+    assert json.loads(lines[-1])["environment"]["device"] == "hpu-emulated"
+
+
 def test_a_closed_pipe_ends_quietly(arguments):
     command = [sys.executable, "-m", "gaudi_spec", "generate", *arguments]
     read, write = os.pipe()

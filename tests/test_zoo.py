@@ -172,3 +172,9 @@ def test_drop_is_the_same_model_with_fewer_layers():
     assert drop.lm_head.weight.data_ptr() == drop.model.embed_tokens.weight.data_ptr()
     assert "never a speed-up" in (path / "README.md").read_text()
     assert json.loads((path / "config.json").read_text())["_name_or_path"] == zoo.DROP
+
+
+def test_the_stand_in_draft_is_called_one():
+    """Where results are printed, not only in its directory."""
+    assert "stand-in" in zoo.note("smollm2-135m-instruct-drop")
+    assert zoo.note("smollm2-135m-instruct") is None and zoo.note(None) is None
