@@ -116,3 +116,14 @@ def test_a_shadow_shares_tensors_and_leaves_the_model_alone():
     assert fingerprint(model) == before
     model.model.layers[0].mlp = torch.nn.Identity()
     assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_running_a_model_is_no_change_to_it(family):
+    """So buffers and graphs are kept whatever the caller does with the model between calls."""
+    model = toys.target(family)
+    before = fingerprint(model)
+    toys.greedy(model, toys.PROMPTS[4], 9)
+    SpeculativeEngine(model, model).generate(toys.PROMPTS[2:3], 9)
+    model.eval()
+    assert fingerprint(model) == before
