@@ -84,7 +84,3 @@ class SlotCache(Cache):
         """Overwrites all slots with zeros, in place."""
         for buffer in (*self.keys, *self.values):
             buffer.zero_()
-
-    def nbytes(self) -> int:
-        """Returns the bytes of all key and value buffers."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))

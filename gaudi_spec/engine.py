@@ -41,6 +41,7 @@ class SpeculativeEngine:
 
     Attributes:
         report: Counted facts of the last call.
+        lock: Held while a call computes; take it to read `report` before the next call's.
 
     Raises:
         UnsupportedModelError: A model cannot be served; the message says why.
@@ -70,7 +71,7 @@ class SpeculativeEngine:
             if model.config.model_type not in TESTED_FAMILIES:
                 self_check(model)
         self._models = (target, draft)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._turn = 0
         self._prints: tuple[int, ...] = ()
         self._warned_room = False
@@ -106,7 +107,7 @@ class SpeculativeEngine:
             NumericalError: The target's logits are NaN or infinite.
         """
         options = {"eos_token_ids": eos_token_ids, "min_new_tokens": min_new_tokens}
-        with self._lock:
+        with self.lock:
             stream = self.stream(prompts, max_new_tokens, **options, schedule=schedule)
             rows: dict[int, list[int]] = {}
             for outcome in stream:
@@ -129,7 +130,7 @@ class SpeculativeEngine:
         """
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
-        with self._lock:
+        with self.lock:
             request = self._admit(
                 prompts, max_new_tokens, min_new_tokens, eos_token_ids, schedule.sizes
             )
@@ -137,7 +138,7 @@ class SpeculativeEngine:
             turn = self._turn
             rows = self._start(request, begin)
         while rows.live:
-            with self._lock:
+            with self.lock:
                 if turn != self._turn:
                     raise GaudiSpecError(
                         "Another call has used this engine while its stream was open: finish the "
@@ -188,7 +189,7 @@ class SpeculativeEngine:
             length: Prompt and new tokens of a row.
             quiet: No progress bar on standard error.
         """
-        with self._lock:
+        with self.lock:
             self._build(batch, length, frozenset({self.config.num_assistant_tokens}), quiet)
             self.runtime.warm_up({self.config.num_assistant_tokens}, quiet)
 

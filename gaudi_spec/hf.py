@@ -84,13 +84,14 @@ def generate(
         attention_mask = infer_attention_mask(input_ids, options)
     prompts = _unpad(input_ids, attention_mask)
     engine = _engine(model, assistant_model, config, len(prompts))
-    rows = engine.generate(
-        prompts,
-        options.max_new_tokens,
-        eos_token_ids=options.eos_token_ids,
-        min_new_tokens=options.min_new_tokens,
-    )
-    _local.report = engine.report
+    with engine.lock:  # another thread's call must not come between text and report
+        rows = engine.generate(
+            prompts,
+            options.max_new_tokens,
+            eos_token_ids=options.eos_token_ids,
+            min_new_tokens=options.min_new_tokens,
+        )
+        _local.report = engine.report
     width = max(len(row) for row in rows)
     new = torch.full((len(rows), width), options.pad_token_id or 0, dtype=torch.long)
     for i, row in enumerate(rows):

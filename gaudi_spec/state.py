@@ -17,7 +17,6 @@ class State:
         tokens: `[B, S + spare]` int64, prompt and committed tokens; what lies at and beyond
             `length` is stale. The spare columns let a whole block be scattered at the end.
         length: `[B]` int64, committed tokens.
-        start: `[B]` int64, prompt length.
         limit: `[B]` int64, length at which the row is done.
         min_length: `[B]` int64, length below which no end-of-text token may be chosen.
         cursor: `[B]` int64, index from which the next fill feeds each row.
@@ -30,8 +29,8 @@ class State:
     ) -> None:
         self.batch, self.slots, self.device = batch, slots, device
         self.tokens = torch.zeros(batch, slots + spare, dtype=torch.long, device=device)
-        self.length, self.start, self.limit, self.min_length, self.cursor = (
-            torch.ones(batch, dtype=torch.long, device=device) for _ in range(5)
+        self.length, self.limit, self.min_length, self.cursor = (
+            torch.ones(batch, dtype=torch.long, device=device) for _ in range(4)
         )
         self.done = torch.ones(batch, dtype=torch.bool, device=device)
         self.ends = torch.zeros(vocab_size, dtype=torch.int32, device=device)
@@ -58,7 +57,6 @@ class State:
             limit[row] = len(prompt) + budget
         self.tokens.copy_(tokens)
         self.length.copy_(length)
-        self.start.copy_(length)
         self.limit.copy_(limit)
         self.min_length.copy_(length + min_new_tokens)
         self.done.copy_(length >= limit)

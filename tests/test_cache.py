@@ -192,9 +192,3 @@ def test_a_call_that_failed_leaves_nothing_unsound_behind():
     with pytest.raises(NumericalError):
         engine.generate([torch.cat([toys.PROMPTS[4], torch.tensor([5, 6])])], 12)
     toys.assert_equal_rows(engine.generate(toys.PROMPTS[2:3], 12), want)
-
-
-def test_bytes_are_counted():
-    """Two layers, keys and values, 3 rows of 16 slots, 2 heads of 8, four bytes each."""
-    adapter = HFCausalLM(toys.target(), 3, 16)
-    assert adapter.cache.nbytes() == 2 * 2 * 3 * 16 * 2 * 8 * 4
