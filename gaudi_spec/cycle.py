@@ -55,8 +55,9 @@ def draft(state: State, drafter: Drafter | None, k: int) -> tuple[torch.Tensor, 
     """
     if drafter is None or k == 0:
         return state.tokens[:, :0], torch.zeros_like(state.length)
-    room = torch.minimum(state.limit - state.length - 1, drafter.room(state))
-    return drafter.propose(state, k), room.clamp(min=0, max=k)
+    proposal = drafter.propose(state, k)
+    usable = torch.minimum(state.limit - state.length - 1, proposal.n_proposed)
+    return proposal.tokens, usable.clamp(min=0, max=k)
 
 
 def check(

@@ -12,6 +12,8 @@ import functools
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gaudi_spec.drafters.base import Proposal
+
 VOCAB = 97
 _LLAMA = dict(
     hidden_size=32,
@@ -230,16 +232,12 @@ class ScriptedDrafter:
     def catch_up(self, state, lengths, live) -> None:
         """Has no cache."""
 
-    def room(self, state):
-        """Returns room without end."""
-        return torch.full_like(state.length, 10**6)
-
     def has_room(self, length: int) -> bool:
         """Returns True."""
         return True
 
     def propose(self, state, k: int):
-        """Returns the script's proposals `[B, k]`."""
+        """Returns the script's proposals; there is room for all."""
         rows = []
         for text, n_right, length in zip(
             self._texts, self._right[self._cycle], state.length.tolist()
@@ -247,7 +245,7 @@ class ScriptedDrafter:
             tokens = text[length : length + k]
             rows.append([t if i < n_right else (t + 1) % VOCAB for i, t in enumerate(tokens)])
         self._cycle += 1
-        return torch.tensor(rows)
+        return Proposal(torch.tensor(rows), torch.full_like(state.length, k))
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Counts k proposals as k calls."""

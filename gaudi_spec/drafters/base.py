@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ..state import State
+
+
+class Proposal(NamedTuple):
+    """What a drafter proposes for the indices `length .. length + k - 1` of every row.
+
+    Attributes:
+        tokens: `[B, k]` int64; those at and beyond `n_proposed` are fillers.
+        n_proposed: `[B]` int64, how many of them are proposed. It may exceed k, or what the row's
+            budget can use: that is the cycle's business.
+    """
+
+    tokens: torch.Tensor
+    n_proposed: torch.Tensor
 
 
 class Drafter(Protocol):
@@ -14,7 +27,8 @@ class Drafter(Protocol):
 
     A drafter may read `state` (`tokens`, `length`, `min_length`, `ends`) and must never write it,
     read a tensor on the host, or make a shape depend on data: what is not proposed is declared by
-    `room`, not left out. It never learns what was accepted; it sees it in `state` next time.
+    `Proposal.n_proposed`, not left out. It never learns what was accepted; it sees it in `state`
+    next time.
 
     Attributes:
         forwards: Model calls made since `reset`.
@@ -38,14 +52,11 @@ class Drafter(Protocol):
             live: Rows that still generate.
         """
 
-    def room(self, state: State) -> torch.Tensor:
-        """Returns `[B]` int64, tokens that can be proposed at the current lengths (any size)."""
-
     def has_room(self, length: int) -> bool:
         """Returns whether a row of `length` committed tokens can be drafted for at all."""
 
-    def propose(self, state: State, k: int) -> torch.Tensor:
-        """Returns proposals `[B, k]` int64 for the indices `length .. length + k - 1`."""
+    def propose(self, state: State, k: int) -> Proposal:
+        """Proposes up to k tokens for every row, as tensor code."""
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Is told, after a cycle that drafted k tokens, the new lengths of all rows."""

@@ -10,6 +10,7 @@ from .. import sampling
 from ..buckets import chunks
 from ..models.base import ModelAdapter
 from ..state import State
+from .base import Proposal
 
 
 class ModelDrafter:
@@ -70,16 +71,12 @@ class ModelDrafter:
     def window(self, slots: int) -> None:
         self.model.cache.window = min(slots, self.model.slots)
 
-    def room(self, state: State) -> torch.Tensor:
-        """Returns `[B]`, proposals that fit into the draft's own slots."""
-        return self.model.slots + 1 - state.length
-
     def has_room(self, length: int) -> bool:
         """Returns whether at least one proposal fits at `length`."""
         return length <= self.model.slots
 
-    def propose(self, state: State, k: int) -> torch.Tensor:
-        """Returns proposals `[B, k]`; those beyond `room` are fillers that must not be counted."""
+    def propose(self, state: State, k: int) -> Proposal:
+        """Proposes as many tokens as fit into the draft's own slots."""
         at = state.length[:, None]
         pair = (at - 2 + torch.arange(2, device=at.device)).clamp(min=0)
         ids = state.tokens.gather(1, pair)
@@ -92,7 +89,7 @@ class ModelDrafter:
             choice, _ = sampling.greedy(logits, at + step, state)
             drafted.append(choice)
             ids = choice
-        return torch.cat(drafted, 1)
+        return Proposal(torch.cat(drafted, 1), self.model.slots + 1 - state.length)
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
