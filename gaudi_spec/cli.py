@@ -15,6 +15,7 @@ USAGE = """usage: gaudi-spec COMMAND [options]
 
 commands:
   generate   generate text with a target and a draft model
+  distill    train a small draft for a target
   audit      count compilations, host reads and fallbacks of a pair of models
   doctor     check what is installed and set
 
@@ -23,6 +24,12 @@ commands:
 
 def _generate(argv: list[str]) -> int:
     from .run_generation import main as run
+
+    return run(argv)
+
+
+def _distill(argv: list[str]) -> int:
+    from .distill.command import main as run
 
     return run(argv)
 
@@ -41,6 +48,7 @@ def _doctor(argv: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
+    "distill": _distill,
     "audit": _audit,
     "doctor": _doctor,
 }

@@ -23,7 +23,7 @@ from .errors import ConfigError, GaudiSpecError, InputError, NumericalError
 from .metrics import Report
 from .models.hf import self_check
 from .models.shadow import fingerprint
-from .models.support import TESTED_FAMILIES, check_supported, max_positions
+from .models.support import TESTED_FAMILIES, check_supported, max_positions, vocabulary
 from .request import Request, Rows, admit
 from .runtime import Runtime
 from .schedule import Constant, Schedule
@@ -204,7 +204,7 @@ class SpeculativeEngine:
             max_new_tokens,
             min_new_tokens,
             eos_token_ids,
-            target.get_input_embeddings().weight.shape[0],
+            vocabulary(target)[0],
             min((limit for limit in limits if limit is not None), default=None),
         )
         if not sizes or not all(0 <= k <= MAX_ASSISTANT_TOKENS for k in sizes):

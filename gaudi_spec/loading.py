@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from . import zoo
 from .device import Device
 from .errors import CheckpointError, ConfigError, UnsupportedModelError
+from .models import compact
 from .models.support import CAUSAL_CLASSES
 
 
@@ -88,6 +89,7 @@ def load_pair(
         UnsupportedModelError: A checkpoint is not of a causal language model.
         CheckpointError: Files are missing, truncated or of another format.
     """
+    compact.register()
     say = progress or (lambda step: None)
     sources = [s for s in (target, draft) if s is not None]
     sources = [Source(zoo.resolve(s.name), **s.arguments()) for s in sources]
@@ -145,10 +147,10 @@ def _check_config(source: Source) -> None:
             f"on the hub ({_first_line(error)})"
         ) from error
     remote = source.trust_remote_code and getattr(config, "auto_map", None)
-    names = [
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type),
-        *(config.architectures or ()),
-    ]
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {
+        compact.CompactLlamaConfig.model_type: compact.CompactLlamaForCausalLM.__name__
+    }
+    names = [known.get(config.model_type), *(config.architectures or ())]
     causal = all(str(name).endswith(CAUSAL_CLASSES) for name in names)
     if not causal and not remote:
         raise UnsupportedModelError(

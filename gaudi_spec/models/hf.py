@@ -16,8 +16,9 @@ from transformers.cache_utils import Cache
 from ..cache import SlotCache
 from ..errors import UnsupportedModelError
 from ..masks import attention_bias
+from .attention import use_grouped_attention
 from .shadow import shadow
-from .support import layer_windows, max_positions
+from .support import layer_windows, max_positions, vocabulary
 
 
 class _GeometryProbe(Cache):
@@ -55,10 +56,10 @@ class HFCausalLM:
     """
 
     def __init__(self, model: Any, batch: int, slots: int) -> None:
-        self.model, self.slots = model, slots
+        self.model = model = use_grouped_attention(shadow(model))
+        self.slots = slots
         self.device = model.device
-        self.vocab_size = model.get_output_embeddings().weight.shape[0]
-        self._embeddings = model.get_input_embeddings().weight.shape[0]
+        self._embeddings, self.vocab_size = vocabulary(model)
         self.max_positions = max_positions(model.config)
         self.shapes: set[tuple[str, int, int]] = set()
         # Some text-only classes keep the prefix of their multimodal sibling.
@@ -143,13 +144,12 @@ def self_check(model: Any, length: int = 24, slots: int = 1024) -> None:
     Raises:
         UnsupportedModelError: The logits differ, or the model cannot be called this way.
     """
-    model = shadow(model)
     who = f"{type(model).__name__} ({model.config.model_type})"
     ids = torch.arange(3, 3 + length, device=model.device)[None] % 50
     positions = torch.arange(length, device=model.device)[None]
     adapter = HFCausalLM(model, 1, min(slots, max_positions(model.config) or slots))
     try:
-        want = model(input_ids=ids).logits.float()
+        want = adapter.model(input_ids=ids).logits.float()
         adapter.fill(ids[:, :8], positions[:, :8])
         adapter.forward(ids[:, :5] + 1, positions[:, 8:13])  # wrong tokens, to be rolled back
         got = adapter.forward(ids[:, 8:], positions[:, 8:]).float()

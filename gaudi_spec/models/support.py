@@ -10,7 +10,7 @@ from ..errors import UnsupportedModelError
 TESTED_FAMILIES = frozenset(
     """llama qwen2 qwen3 qwen2_moe qwen3_moe mistral mixtral gemma gemma2 gemma3_text phi phi3
     gpt2 gpt_neox gptj opt falcon starcoder2 gpt_bigcode stablelm cohere granite olmo olmo2
-    smollm3""".split()
+    smollm3 compact_llama""".split()
 )
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
@@ -77,6 +77,14 @@ def _check_attention(config: Any, who: str) -> None:
             f"{who} was loaded with attn_implementation={attention!r}, which does not take a ready "
             "mask over a preallocated cache; load it with attn_implementation='sdpa'."
         )
+
+
+def vocabulary(model: Any) -> tuple[int, int]:
+    """Returns how many ids `model` reads, and the width V of its logits."""
+    if model.config.model_type == "compact_llama":  # its tables are smaller
+        return model.config.vocab_size, model.config.vocab_size
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    return tables[0].weight.shape[0], tables[1].weight.shape[0]
 
 
 def max_positions(config: Any) -> int | None:

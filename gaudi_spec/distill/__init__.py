@@ -1,0 +1,1 @@
+"""Training a small draft for a target: `gaudi-spec distill`."""
