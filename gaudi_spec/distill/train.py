@@ -15,6 +15,8 @@ from torch import nn
 from .heldout import HeldOut, agreement
 from .teacher import Sample
 
+_POOL = 8  # batches whose rows are sorted by length
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -137,8 +139,7 @@ class Trainer:
 
     def _batch_loss(self, step: int) -> torch.Tensor:
         """Returns the mean cross-entropy, over the continuations of one batch, to the target."""
-        rows = self._rows(step)
-        part = Sample(*(value[rows].to(self._device) for value in self._corpus))
+        part = self._batch(step)
         tokens, first = part.tokens.long(), (part.prompt.long() - 1)[:, None]
         hidden = self.student.model(input_ids=tokens[:, :-1])[0]
         places = first + torch.arange(part.top_ids.shape[1], device=self._device)
@@ -151,14 +152,27 @@ class Trainer:
         cross = weight * (scores.logsumexp(-1, keepdim=True) - scores.gather(-1, row.clamp(min=0)))
         return (cross.sum(-1) * live).sum() / live.sum()
 
-    def _rows(self, step: int) -> torch.Tensor:
-        """Returns the rows of a step: every pass over the corpus has an order of its own."""
-        size = min(self.settings.batch, len(self._corpus.tokens))
-        passes, place = divmod(step * size, len(self._corpus.tokens) // size * size)
+    def _batch(self, step: int) -> Sample:
+        """Returns the rows of a step, cut to the longest of them.
+
+        Every pass over the corpus has an order of its own, with rows of like length together.
+        """
+        lengths = self._corpus.prompt + self._corpus.count
+        size = min(self.settings.batch, len(lengths))
+        passes, place = divmod(step, len(lengths) // size)
         if self._order[0] != passes:
             generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + passes)
-            self._order = passes, torch.randperm(len(self._corpus.tokens), generator=generator)
-        return self._order[1][place : place + size]
+            pools = torch.randperm(len(lengths), generator=generator).split(_POOL * size)
+            order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
+            self._order = passes, order
+        rows = self._order[1][place * size : (place + 1) * size]
+        part = Sample(*(value[rows].to(self._device) for value in self._corpus))
+        wide, new = int(lengths[rows].max()), int(part.count.max())
+        return part._replace(
+            tokens=part.tokens[:, :wide],
+            top_ids=part.top_ids[:, :new],
+            top_logprobs=part.top_logprobs[:, :new],
+        )
 
     def _check(self, loss: float) -> None:
         """Validates, notes, keeps the best weights and what a later run needs."""
