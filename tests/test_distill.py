@@ -341,6 +341,7 @@ def test_the_command_writes_a_draft_that_everybody_can_load(checkpoint, asked, t
     sources = [loading.Source(str(place)) for place in (checkpoint, tmp_path)]
     pair = loading.load_pair(*sources, torch.float32, CPU)
     assert type(pair.draft) is CompactLlamaForCausalLM
+    assert pair.draft.generation_config.num_assistant_tokens == values["best_k"]
     engine = SpeculativeEngine(pair.target, pair.draft)
     for prompt, got in zip(toys.PROMPTS, engine.generate(toys.PROMPTS, 12)):
         assert torch.equal(got, toys.greedy(toys.target(), prompt, 12))

@@ -35,6 +35,9 @@ def write(student: Any, tokenizer: Any, directory: Path, values: dict[str, Any])
         state = {key: _narrow(value) for key, value in student.state_dict().items()}
         del state["lm_head.weight"]  # tied
         student.save_pretrained(made, state_dict=state)
+        settings = json.loads((made / "generation_config.json").read_text("utf-8"))
+        settings["num_assistant_tokens"] = values["best_k"]  # read by whoever drafts with it
+        _write(made / "generation_config.json", settings)
         config = json.loads((made / "config.json").read_text("utf-8")) | {"torch_dtype": "bfloat16"}
         if isinstance(student, compact.CompactLlamaForCausalLM):
             shutil.copyfile(compact.__file__, made / f"{_MODULE}.py")
@@ -42,7 +45,7 @@ def write(student: Any, tokenizer: Any, directory: Path, values: dict[str, Any])
                 "AutoConfig": f"{_MODULE}.CompactLlamaConfig",
                 "AutoModelForCausalLM": f"{_MODULE}.CompactLlamaForCausalLM",
             }
-        (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        _write(made / "config.json", config)
         tokenizer.save_pretrained(made)
         (made / "README.md").write_text(card(values), "utf-8")
         for file in made.iterdir():
@@ -114,6 +117,10 @@ def costs(
     plain = sorted(verify for verify, _ in times[:3])[1]
     verify, draft = (sorted(column)[1] for column in zip(*times[3:]))
     return {"cost": draft / plain, "verify": verify / plain}
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
 def _narrow(value: torch.Tensor) -> torch.Tensor:
