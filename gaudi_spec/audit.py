@@ -231,8 +231,6 @@ def _built(engine: SpeculativeEngine) -> int:
 
 def _addresses(engine: SpeculativeEngine) -> list[int]:
     runtime = engine.runtime
-    buffers = [*runtime.target.cache.keys, *runtime.target.cache.values, runtime.state.tokens]
-    if runtime.drafter is not None:
-        cache = runtime.drafter.model.cache
-        buffers += [*cache.keys, *cache.values]
+    caches = [model.cache for model in runtime.models.values()]
+    buffers = [b for cache in caches for b in (*cache.keys, *cache.values)] + [runtime.state.tokens]
     return [buffer.data_ptr() for buffer in buffers]

@@ -12,6 +12,7 @@ import yaml
 from .errors import ConfigError
 
 MAX_ASSISTANT_TOKENS = 32
+MAX_NGRAM_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,10 @@ class SpecConfig:
 
     Attributes:
         num_assistant_tokens: K, the draft tokens proposed in every cycle, 1 to 32.
+        drafter: What proposes tokens: "model" (the draft model), "ngram" (prompt lookup, without a
+            draft model), "combined" (prompt lookup, the draft model where nothing matches), or
+            the name of an installed plug-in. "auto": the draft model if one is given.
+        max_matching_ngram_size: Longest n-gram that prompt lookup matches, 1 to 32.
         batch_size: B, the rows that caches and state are allocated for. None: as many as the
             first call brings.
         max_length: Tokens (prompt and new) that one row can hold, for target and draft alike.
@@ -45,6 +50,8 @@ class SpecConfig:
     """
 
     num_assistant_tokens: int = 5
+    drafter: str = "auto"
+    max_matching_ngram_size: int = 2
     batch_size: int | None = None
     max_length: int | None = None
     length_multiple: int = 64
@@ -58,6 +65,7 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         self._check_int("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)
+        self._check_int("max_matching_ngram_size", 1, MAX_NGRAM_SIZE)
         self._check_int("length_multiple", 1, None)
         self._check_int("sync_every", 1, None)
         for name, least in (("batch_size", 1), ("max_length", 2), ("bucket_size", 1)):
@@ -66,6 +74,11 @@ class SpecConfig:
         for name in ("allow_untested_models", "fuse_cycle", "strict_shapes"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
+        if not isinstance(self.drafter, str) or not self.drafter:
+            raise ConfigError(
+                f"drafter must be auto, model, ngram, combined or the name of a plug-in, not "
+                f"{self.drafter!r}."
+            )
         if self.compile not in ("auto", "graph", "eager"):
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
         chunks = self.prefill_chunks

@@ -19,6 +19,7 @@ from .buckets import round_up
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .cycle import RowOutcome
 from .device import Device, get_device
+from .drafters.registry import pick
 from .errors import ConfigError, GaudiSpecError, InputError, NumericalError
 from .metrics import Report
 from .models.hf import self_check
@@ -34,8 +35,8 @@ class SpeculativeEngine:
 
     Args:
         target: A Transformers causal LM, on its device. It is not modified.
-        draft: A smaller causal LM over the same tokenizer, on the same device; None decodes
-            plainly through the same static path. May be the target itself.
+        draft: A smaller causal LM over the same tokenizer, on the same device, or None. May be the
+            target itself. `config.drafter` says what proposes; with "auto", None decodes plainly.
         config: Settings; see `SpecConfig`.
         device: A device name or object; None takes the target's.
 
@@ -45,7 +46,7 @@ class SpeculativeEngine:
 
     Raises:
         UnsupportedModelError: A model cannot be served; the message says why.
-        ConfigError: Models on different devices.
+        ConfigError: Models on different devices; no such drafter.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SpeculativeEngine:
         check_supported(target, "target", self.config.allow_untested_models)
         if draft is not None:
             check_supported(draft, "draft", self.config.allow_untested_models)
+        pick(self.config.drafter, draft is not None)
         self.device = get_device(target.device if device is None else device)
         for role, model in (("target", target), ("draft", draft)):
             if model is None:

@@ -13,7 +13,7 @@ from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .metrics import Report
 from .models.support import check_supported
-from .options import infer_attention_mask, resolve_options
+from .options import infer_attention_mask, resolve_options, with_drafts
 
 _KEPT_ENGINES = 4
 _engines: OrderedDict[tuple, SpeculativeEngine] = OrderedDict()
@@ -44,13 +44,16 @@ def generate(
         attention_mask: `[B, W]`, 0 at padding. None: inferred from the pad token by Transformers'
             rule.
         assistant_model: The draft, over the same tokenizer; None decodes plainly through the same
-            static path. May be `model` itself.
+            static path, or by prompt lookup. May be `model` itself.
         num_assistant_tokens: K, 1 to 32. None: from `generation_config`, the draft's generation
             config, or `spec_config`.
         generation_config: A `GenerationConfig`; its fields count as in Transformers.
         spec_config: Settings that Transformers has no name for.
         **generate_kwargs: Any other argument of `model.generate`: `max_new_tokens`, `max_length`,
-            `min_new_tokens`, `eos_token_id`, `pad_token_id`, ...
+            `min_new_tokens`, `eos_token_id`, `pad_token_id`, ... `prompt_lookup_num_tokens` (which
+            is K then) drafts by prompt lookup, and beside an `assistant_model` by both: look-up
+            first, the model where nothing matches; `max_matching_ngram_size` is its longest
+            n-gram.
 
     Returns:
         `[B, W + new]` int64 on the device of `input_ids`; finished rows are filled with the pad
@@ -77,9 +80,13 @@ def generate(
     config = SpecConfig() if spec_config is None else spec_config
     if not isinstance(config, SpecConfig):
         raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
-    k = num_assistant_tokens if num_assistant_tokens is not None else options.num_assistant_tokens
-    if k is not None:
-        config = config.replace(num_assistant_tokens=k)
+    config = with_drafts(
+        config,
+        assistant_model is not None,
+        options.num_assistant_tokens if num_assistant_tokens is None else num_assistant_tokens,
+        options.prompt_lookup_num_tokens,
+        options.max_matching_ngram_size,
+    )
     if attention_mask is None:
         attention_mask = infer_attention_mask(input_ids, options)
     prompts = _unpad(input_ids, attention_mask)

@@ -15,7 +15,7 @@ from .device import Device
 from .engine import SpeculativeEngine
 from .errors import ConfigError
 from .loading import Pair
-from .options import Options, resolve_options
+from .options import Options, resolve_options, with_drafts
 
 
 class Job:
@@ -41,12 +41,19 @@ class Job:
         self.prompts = self._encode()
         options = self._options()
         self.eos = () if args.ignore_eos else options.eos_token_ids
-        if args.num_assistant_tokens is None and options.num_assistant_tokens:
-            config = config.replace(num_assistant_tokens=options.num_assistant_tokens)
+        config = with_drafts(
+            config,
+            pair.draft is not None,
+            args.num_assistant_tokens or options.num_assistant_tokens,
+            options.prompt_lookup_num_tokens,
+            options.max_matching_ngram_size,
+        )
         self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
         self.plain = None
         if args.compare_baseline:
-            self.plain = SpeculativeEngine(pair.target, None, config, device)
+            self.plain = SpeculativeEngine(
+                pair.target, None, config.replace(drafter="auto"), device
+            )
         self.plain_outputs: list[torch.Tensor] = []
         self.warmup_seconds = 0.0
 
@@ -128,4 +135,7 @@ class Job:
         """Reads the checkpoint's own generation settings; what is not supported is refused."""
         args = self.args
         wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
+        for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+            if getattr(args, name) is not None:
+                wanted[name] = getattr(args, name)
         return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)

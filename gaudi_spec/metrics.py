@@ -20,6 +20,7 @@ class Report:
     """What one call did.
 
     Attributes:
+        drafter: Name of the drafter, or None where decoding was plain by request.
         cycles: Verifications, each one forward of the target over the whole batch.
         host_reads: Times the host read what cycles did.
         drafts: Rows x cycles in which at least one proposal counted.
@@ -38,6 +39,7 @@ class Report:
         graphs: Graphs built and replayed since the buffers were allocated.
     """
 
+    drafter: str | None = None
     cycles: int = 0
     host_reads: int = 0
     drafts: int = 0
@@ -109,6 +111,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         return {
+            "drafter": self.drafter,
             "cycles": self.cycles,
             "host_reads": self.host_reads,
             "proposed": self.proposed,

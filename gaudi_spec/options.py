@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .errors import ConfigError, InputError, UnsupportedOptionError
 from .request import token_ids
 
 _HONOURED = frozenset(
     """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
-    num_assistant_tokens""".split()
+    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size""".split()
 )
 # Without effect on greedy decoding of a decoder-only model, in Transformers too: options of
 # sampling and of beams, of other modes, of compilation, and identifiers.
@@ -26,7 +27,7 @@ _INERT = frozenset(
     """temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff length_penalty
     early_stopping low_memory bos_token_id decoder_start_token_id
     transformers_version compile_config disable_compile assistant_lookbehind
-    target_lookbehind max_matching_ngram_size return_legacy_cache prefill_chunk_size max_cache_len
+    target_lookbehind return_legacy_cache prefill_chunk_size max_cache_len
     renormalize_logits assistant_ensemble_weight""".split()
 )
 # Values, besides None, False and the default, that ask for nothing.
@@ -57,6 +58,8 @@ class Options:
         eos_token_ids: Any of them ends a row.
         pad_token_id: Fills finished rows; None if nothing can need it.
         num_assistant_tokens: K, or None where neither the call nor a model sets it.
+        prompt_lookup_num_tokens: K of prompt lookup; None if it is not asked for.
+        max_matching_ngram_size: See `SpecConfig`, or None.
     """
 
     max_new_tokens: int
@@ -64,6 +67,8 @@ class Options:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     num_assistant_tokens: int | None
+    prompt_lookup_num_tokens: int | None
+    max_matching_ngram_size: int | None
 
 
 def resolve_options(
@@ -113,7 +118,51 @@ def resolve_options(
         eos_token_ids=eos,
         pad_token_id=pad[0] if pad else None,
         num_assistant_tokens=_num_assistant_tokens(config, assistant_model),
+        prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
+        max_matching_ngram_size=config.max_matching_ngram_size,
     )
+
+
+def with_drafts(
+    config: SpecConfig,
+    has_draft: bool,
+    num_assistant_tokens: int | None,
+    prompt_lookup_num_tokens: int | None,
+    max_matching_ngram_size: int | None,
+) -> SpecConfig:
+    """Returns `config` with what a call says about drafts; None leaves a setting as it is.
+
+    Prompt lookup beside a draft model is the drafter "combined", where Transformers would leave
+    the model unused.
+
+    Raises:
+        ConfigError: A value is out of range, or two of them contradict each other.
+    """
+    k, lookup = num_assistant_tokens, prompt_lookup_num_tokens
+    changes: dict[str, Any] = {}
+    if lookup is not None:
+        if type(lookup) is not int or not 1 <= lookup <= MAX_ASSISTANT_TOKENS:
+            raise ConfigError(
+                "prompt_lookup_num_tokens must be a whole number from 1 to "
+                f"{MAX_ASSISTANT_TOKENS}, not {lookup!r}."
+            )
+        if k not in (None, lookup):
+            raise ConfigError(
+                f"num_assistant_tokens={k} and prompt_lookup_num_tokens={lookup} contradict each "
+                "other, since all drafts of a cycle have one length: give one of them."
+            )
+        drafter = "combined" if has_draft else "ngram"
+        if config.drafter not in ("auto", drafter):
+            raise ConfigError(
+                f"prompt_lookup_num_tokens asks for the drafter {drafter!r}, the settings for "
+                f"{config.drafter!r}: give one of them."
+            )
+        k, changes["drafter"] = lookup, drafter
+    if k is not None:
+        changes["num_assistant_tokens"] = k
+    if max_matching_ngram_size is not None:
+        changes["max_matching_ngram_size"] = max_matching_ngram_size
+    return config.replace(**changes)
 
 
 def infer_attention_mask(input_ids: torch.Tensor, options: Options) -> torch.Tensor:
@@ -183,6 +232,8 @@ def _check_budget(budget: Any) -> None:
 
 def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int | None:
     unset = (None, 20)  # Transformers' default says nothing about what the caller wants
-    sources = (config, getattr(assistant_model, "generation_config", None))
+    draft_config = getattr(assistant_model, "generation_config", None)
+    # Prompt lookup brings a K of its own, which the draft's default does not contradict.
+    sources = (config,) if config.prompt_lookup_num_tokens is not None else (config, draft_config)
     values = (getattr(source, "num_assistant_tokens", None) for source in sources)
     return next((value for value in values if value not in unset), None)

@@ -99,7 +99,7 @@ def stats_block(run: Run, device: Device, compilation_seconds: float) -> str:
 def speculation_block(run: Run, baseline: Run | None) -> str:
     """Returns our own statistics of the last iteration, and the speed-up where it was measured."""
     report = run.reports[-1]
-    share = "n/a (no draft)"
+    share = "n/a (no draft)" if report.drafter is None else "n/a (nothing was proposed)"
     if report.acceptance_rate is not None:
         share = f"{report.acceptance_rate:.3f} ({report.accepted} of {report.proposed})"
     positions = " ".join(f"{rate:.2f}" for rate in report.acceptance_by_position) or "n/a"

@@ -18,10 +18,12 @@ from transformers.utils.logging import disable_progress_bar
 from . import checker, results, zoo
 from .config import SpecConfig
 from .device import DEVICES, get_device
+from .drafters.registry import pick
 from .errors import ConfigError, InputError
 from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
+from .options import with_drafts
 
 # Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
 DEFAULT_PROMPTS = (
@@ -45,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     )
     model = p.add_argument_group("models")
     model.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
-    model.add_argument("--assistant_model", help="draft model; without it decoding is plain")
+    model.add_argument(
+        "--assistant_model", help="draft model; without it, and look-up, decoding is plain"
+    )
     model.add_argument("--bf16", action="store_true", help="load both in bfloat16, not float32")
     model.add_argument("--model_revision", default="main", help="branch, tag or commit of the hub")
     model.add_argument("--token", help="access token for the hub")
@@ -81,6 +85,15 @@ def parser() -> argparse.ArgumentParser:
     )
     text.add_argument(
         "--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)"
+    )
+    text.add_argument(
+        "--prompt_lookup_num_tokens",
+        type=int,
+        help="draft by looking up what followed the last tokens before, this many a cycle; with "
+        "--assistant_model, which then drafts where nothing matches",
+    )
+    text.add_argument(
+        "--max_matching_ngram_size", type=int, help="longest n-gram looked up (default: 2)"
     )
     text.add_argument(
         "--ignore_eos",
@@ -159,8 +172,18 @@ def _check(args: argparse.Namespace) -> SpecConfig:
     if args.output_dir:
         results.check_output_dir(args.output_dir)
     config = SpecConfig.from_yaml(args.config) if args.config else SpecConfig()
-    if args.num_assistant_tokens is not None:
-        config = config.replace(num_assistant_tokens=args.num_assistant_tokens)
+    config = with_drafts(
+        config,
+        bool(args.assistant_model),
+        args.num_assistant_tokens,
+        args.prompt_lookup_num_tokens,
+        args.max_matching_ngram_size,
+    )
+    pick(config.drafter, bool(args.assistant_model))
+    if args.max_matching_ngram_size is not None and config.drafter in ("auto", "model"):
+        raise ConfigError(
+            "--max_matching_ngram_size is for prompt lookup: add --prompt_lookup_num_tokens."
+        )
     if args.torch_compile:
         config = config.replace(compile="graph")
     if args.bucket_size > 0:
@@ -216,7 +239,8 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     sizes = f"target {args.model_name_or_path} ({_millions(job.pair.target)})"
     if job.pair.draft is not None:
         sizes += f", draft {args.assistant_model} ({_millions(job.pair.draft)})"
-    print(f"{sizes}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
+    drafter = f"drafter {run.reports[-1].drafter or 'none'}"
+    print(f"{sizes}, {drafter}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
     if zoo.note(args.assistant_model):
         print(zoo.note(args.assistant_model))
     print("\nInput/outputs:")

@@ -18,8 +18,8 @@ from . import cycle
 from .buckets import chunks, windows
 from .config import SpecConfig
 from .device import Device
-from .drafters.base import Drafter
-from .drafters.model import ModelDrafter
+from .drafters.base import Context, Drafter, Hosted
+from .drafters.registry import pick
 from .graphs import GraphRunner, Key, Work
 from .metrics import Report
 from .models.base import ModelAdapter
@@ -65,15 +65,11 @@ class Runtime:
         self.target: ModelAdapter = _adapter(target, device, batch, slots)
         self.state = State(batch, slots, widest + 1, self.target.vocab_size, device.torch_device)
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
+        self._hosted: dict[str, ModelAdapter] = {}
         self.drafter: Drafter | None = None
-        self._draft_model: ModelAdapter | None = None
-        if draft is not None:
-            room = min(slots, max_positions(draft.config) or slots)
-            self._draft_model = _adapter(draft, device, batch, room)
-            fill = functools.partial(self._fill, "draft", self._draft_model)
-            self.drafter = ModelDrafter(
-                self._draft_model, self.target.vocab_size, config.prefill_chunks, fill
-            )
+        kind = pick(config.drafter, draft is not None)
+        if kind is not None:
+            self.drafter = kind(Context(config, self.target, draft, batch, slots, self._host))
         self._fused = self.captures and config.fuse_cycle
         self._windows = windows(slots, config.bucket_size)
         place = {"dtype": torch.long, "device": device.torch_device}
@@ -82,10 +78,23 @@ class Runtime:
         self.reset()
 
     def clean(self) -> None:
-        """Zeroes both caches: a NaN in a stale slot would pass through every mask."""
-        for model in (self.target, self._draft_model):
-            if model is not None:
-                model.cache.zero()
+        """Zeroes all caches: a NaN in a stale slot would pass through every mask."""
+        for model in self.models.values():
+            model.cache.zero()
+
+    @property
+    def models(self) -> dict[str, ModelAdapter]:
+        """Every model that has a cache here, by role: the target and those of the drafter."""
+        return {"target": self.target, **self._hosted}
+
+    def _host(self, model: Any) -> Hosted:
+        """Allocates a cache for a drafter's model, of S slots or as its own positions allow."""
+        slots = self.state.slots
+        room = min(slots, max_positions(model.config) or slots)
+        adapter = _adapter(model, self.device, self.state.batch, room)
+        role = f"draft {len(self._hosted)}" if self._hosted else "draft"
+        self._hosted[role] = adapter
+        return Hosted(adapter, functools.partial(self._fill, role, adapter))
 
     def reset(self) -> None:
         """Starts the counts of a new call."""
@@ -103,6 +112,7 @@ class Runtime:
         report.target_shapes = len(self.target.shapes)
         report.graphs = dataclasses.replace(self.graphs.facts)
         if self.drafter is not None:
+            report.drafter = {"auto": "model"}.get(self.config.drafter, self.config.drafter)
             report.draft_forwards = self.drafter.forwards
             report.draft_shapes = len(self.drafter.shapes)
 
@@ -152,9 +162,8 @@ class Runtime:
         self.graphs.warm_up(self._jobs(sizes), quiet)
 
     def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
-        models = {"target": self.target, "draft": self._draft_model}
-        for role, model in models.items():
-            for width in self.config.prefill_chunks if model is not None else ():
+        for role, model in self.models.items():
+            for width in self.config.prefill_chunks:
                 yield self._fill_key(role, width, model), self._fill_work(model, width)
         for k in sorted({0, *sizes} if self.drafter is not None else {0}):
             for window in self._windows:

@@ -19,8 +19,9 @@ NEW = 24
 
 def engine_for(family, draft="noisy", k=3, **config):
     """Returns an engine with a partly right draft."""
-    config = SpecConfig(num_assistant_tokens=k, **config)
-    return SpeculativeEngine(toys.target(family), toys.drafts(family)[draft], config)
+    model, drafter = toys.drafted(draft, family)
+    config = SpecConfig(num_assistant_tokens=k, drafter=drafter, **config)
+    return SpeculativeEngine(toys.target(family), model, config)
 
 
 def buffers(engine):
@@ -112,7 +113,7 @@ def test_buffers_stay_where_they_are(family):
     assert all(now is then for now, then in zip(buffers(engine), held))
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated"])
+@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", "combined-noisy"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slots_hold_what_a_fresh_prefill_would_write(family, draft):
     """After every cycle: the target's up to length - 1, the draft's up to length - 2."""
@@ -143,7 +144,7 @@ def test_a_wrong_slot_is_noticed_by_the_comparison():
         assert_holds(engine.runtime.target, 0, tokens)
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated"])
+@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", "combined-noisy"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stale_slots_are_never_seen(family, draft):
     """Spoiling them after every cycle changes neither the output nor what is accepted."""

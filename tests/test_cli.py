@@ -44,7 +44,7 @@ LABELS = [
 ]
 UPSTREAM_KEYS = ["throughput", "avg_first_token_latency", "avg_rest_token_latency"]
 UPSTREAM_KEYS += ["avg_e2e_latency", "input", "output"]
-KEYS = """schema_version cycles host_reads proposed accepted emitted_tokens target_tokens
+KEYS = """schema_version drafter cycles host_reads proposed accepted emitted_tokens target_tokens
 acceptance_rate mean_acceptance_length acceptance_by_position finish_reasons target_forwards
 target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes draft_shapes
 graphs environment texts_equal_baseline""".split()
@@ -112,7 +112,27 @@ def test_without_a_draft_no_acceptance_is_claimed(command):
     code, out, _ = command("--prompt", FIRST, draft=None)
     values = last(out)
     assert code == 0 and values["acceptance_rate"] is None and values["proposed"] == 0
-    assert "n/a (no draft)" in out
+    assert "n/a (no draft)" in out and "drafter none" in out and values["drafter"] is None
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_prompt_lookup_drafts_with_and_without_a_model(command, drafted):
+    """The text stays the target's own, and what was counted says what drafted."""
+    flags = ["--prompt_lookup_num_tokens", 3, "--max_matching_ngram_size", 3, "--compare_baseline"]
+    prompt = tiny_checkpoints.words(*TWO, *TWO)
+    code, out, _ = command("--prompt", prompt, *flags, **({} if drafted else {"draft": None}))
+    name, values = "combined" if drafted else "ngram", last(out)
+    assert code == 0 and values["output"] == [[text_of(TWO + TWO)]]
+    assert f"drafter {name}, K=3" in out and values["drafter"] == name
+    assert values["proposed"] > 0 and (values["draft_forwards"] > 0) == drafted
+    assert "Acceptance rate                     = 0." in out or drafted
+    assert values["texts_equal_baseline"] is True and values["speedup"] > 0
+
+
+def test_a_look_up_that_finds_nothing_is_not_called_no_draft(command):
+    flags = ["--prompt_lookup_num_tokens", 3, "--max_new_tokens", 2]
+    code, out, _ = command("--prompt", FIRST, *flags, draft=None)
+    assert code == 0 and "n/a (nothing was proposed)" in out
 
 
 def test_the_results_file_holds_the_same_values(command, tmp_path):
@@ -449,6 +469,13 @@ def test_a_missing_chat_template_is_explained_in_one_sentence(command, damaged):
         (["--prompt"], ["--prompt"]),
         (["--num_assistant_tokens", "0"], ["num_assistant_tokens", "1 to 32"]),
         (["--num_assistant_tokens", "33"], ["num_assistant_tokens", "1 to 32"]),
+        (["--prompt_lookup_num_tokens", "0"], ["prompt_lookup_num_tokens", "1 to 32"]),
+        (["--prompt_lookup_num_tokens", "3", "--num_assistant_tokens", "2"], ["=2", "=3"]),
+        (
+            ["--prompt_lookup_num_tokens", "3", "--max_matching_ngram_size", "0"],
+            ["max_matching_ngram_size", "1 to 32"],
+        ),
+        (["--max_matching_ngram_size", "3"], ["--prompt_lookup_num_tokens"]),
         (["--max_new_tokens", "0"], ["max_new_tokens"]),
         (["--batch_size", "0"], ["batch_size"]),
         (["--n_iterations", "0"], ["n_iterations"]),

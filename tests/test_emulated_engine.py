@@ -24,7 +24,8 @@ FAMILIES = "llama llama-mha qwen2 gemma2 gemma3 gpt2 opt falcon mistral-window p
 REPLACED = ["gptj", "falcon-new"]  # a method of theirs is replaced, see models/capturable.py
 MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe"]
 # Each draft with another of the four ways to run; all of them with llama.
-WAYS = {"self": (True, 1), "noisy": (False, 3), "unrelated": (True, 3)}
+WAYS = {"self": (True, 1), "noisy": (False, 3), "unrelated": (True, 3), "ngram": (True, 1)}
+WAYS["combined-noisy"] = (True, 1)
 ALL = [(draft, fuse, sync) for draft in WAYS for fuse in (True, False) for sync in (1, 3)]
 NEW = 24
 
@@ -37,8 +38,9 @@ def _no_stand_in_left():
 
 def build(family: str, draft: str | None, check: bool = True, **settings) -> SpeculativeEngine:
     """Returns an engine for `PROMPTS` on the emulated card, warmed up and strict."""
+    model, drafter = toys.drafted(draft, family)
+    settings |= {"drafter": drafter}
     settings = dict(num_assistant_tokens=3, bucket_size=32, strict_shapes=True) | settings
-    model = toys.drafts(family)[draft] if draft else None
     device = EmulatedHpuDevice(check=check)
     engine = SpeculativeEngine(toys.target(family), model, SpecConfig(**settings), device)
     engine.warm_up(5, 80, quiet=True)
@@ -80,10 +82,11 @@ def test_plain_decoding_is_captured_too():
     assert_exact(build("llama", None), "llama")
 
 
+@pytest.mark.parametrize("draft", ["noisy", "ngram", "combined-noisy"])
 @pytest.mark.parametrize("check", [True, False])
-def test_nothing_is_compiled_over_twenty_mixed_calls(check):
+def test_nothing_is_compiled_over_twenty_mixed_calls(check, draft):
     """Whatever the number of prompts, their lengths, budgets and ends."""
-    engine = build("llama", "noisy", check=check)
+    engine = build("llama", draft, check=check)
     recipes = engine.device.recipes()
     draw = random.Random(0)
     for call in range(20):

@@ -409,6 +409,78 @@ def test_sampling_options_have_no_effect_on_greedy_text(option, silent):
     assert torch.equal(got[0, 17:], toys.references()[3][:12])
 
 
+# Prompt lookup
+
+
+@pytest.mark.parametrize("size", [None, 1, 3])
+@pytest.mark.parametrize("k", [1, 4, 10])
+@pytest.mark.parametrize("row", [3, 4])
+def test_prompt_lookup_runs_the_target_as_often_as_transformers(row, k, size):
+    """So the same tokens were proposed; the text is that of plain decoding too."""
+    model, ids, calls = toys.repetitive(), toys.PROMPTS[row][None], []
+    unused = min(
+        {*range(toys.VOCAB)} - {*toys.greedy(model, ids[0], 60).tolist(), *ids[0].tolist()}
+    )
+    options = {"max_new_tokens": 60, "eos_token_id": unused}  # 4.55 fails without an end of text
+    options |= {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": size}
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        want = theirs(model, ids, **options)
+    finally:
+        handle.remove()
+    assert gaudi_spec.generate(model, ids, **options).tolist() == want.tolist()
+    report = gaudi_spec.last_report()
+    assert report.cycles == len(calls) < 60
+    assert (report.drafter, report.draft_forwards) == ("ngram", 0) and report.accepted > 0
+
+
+@pytest.mark.parametrize("where", ["call", "generation_config", "model"])
+@pytest.mark.parametrize("drafted_by", [None, "noisy"])
+def test_prompt_lookup_is_read_where_transformers_reads_it(where, drafted_by, model):
+    """Ragged; with a draft model, both are used; the draft's own K does not contradict it."""
+    ids, mask = toys.left_pad(RAGGED)
+    other = copy.deepcopy(draft(drafted_by)) if drafted_by else None
+    if other is not None:
+        other.generation_config.num_assistant_tokens = 7
+    values = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 4}
+    given = GenerationConfig(pad_token_id=0, **values)
+    options = values if where == "call" else {}
+    if where == "generation_config":
+        options = {"generation_config": given}
+    elif where == "model":
+        model.generation_config = given
+    got = gaudi_spec.generate(
+        model, ids, attention_mask=mask, assistant_model=other, max_new_tokens=20, **options
+    )
+    assert got[:, ids.shape[1] :].tolist() == [t[:20].tolist() for t in toys.references()[:4]]
+    (engine,) = engines()
+    assert engine.config.drafter == ("combined" if drafted_by else "ngram")
+    assert (engine.config.num_assistant_tokens, engine.config.max_matching_ngram_size) == (3, 4)
+    assert gaudi_spec.last_report().drafter == engine.config.drafter
+    assert len(gaudi_spec.last_report().proposed_at) <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens must be .* 1 to 32, not 0"),
+        ({"prompt_lookup_num_tokens": 33}, "prompt_lookup_num_tokens must be"),
+        ({"prompt_lookup_num_tokens": 2.5}, "prompt_lookup_num_tokens must be"),
+        ({"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": -1}, "max_matching_ngram_size"),
+        ({"prompt_lookup_num_tokens": 3, "num_assistant_tokens": 4}, "num_assistant_tokens=4"),
+        (
+            {"prompt_lookup_num_tokens": 3, "spec_config": gaudi_spec.SpecConfig(drafter="model")},
+            "'combined', the settings for 'model'",
+        ),
+        ({"spec_config": gaudi_spec.SpecConfig(drafter="ngram")}, "uses no draft model"),
+    ],
+    ids=str,
+)
+def test_a_contradiction_about_drafts_is_refused(options, words):
+    with no_forward(toys.target(), draft()), pytest.raises(GaudiSpecError, match=words):
+        ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=4, **options)
+
+
 # What stays, what is left alone, what is reported
 
 
@@ -539,7 +611,6 @@ REFUSED = {
     "return_dict_in_generate": True,
     "output_attentions": True,
     "output_hidden_states": True,
-    "prompt_lookup_num_tokens": 3,
     "assistant_early_exit": 1,
     "penalty_alpha": 0.6,
     "guidance_scale": 1.5,
@@ -641,6 +712,7 @@ TELLING = {
     "num_assistant_tokens": 4,
     "num_assistant_tokens_schedule": "heuristic",
     "pad_token_id": 8,
+    "prompt_lookup_num_tokens": 3,
     "prefill_chunk_size": 5,
     "renormalize_logits": True,
     "return_legacy_cache": True,
@@ -677,8 +749,9 @@ def test_every_field_of_a_generation_config_is_honoured_or_refused(name, where, 
     elif where == "argument":
         names = {"max_new_tokens", "pad_token_id", "eos_token_id", name}
         options = {key: value for key, value in vars(given).items() if key in names}
-    # Transformers 4.55 forgets the padding when it prefills in chunks.
-    ids, mask = toys.left_pad(RAGGED[3:] if name == "prefill_chunk_size" else RAGGED)
+    # Transformers 4.55 forgets the padding when it prefills in chunks; look-up takes one row only.
+    alone = name in ("prefill_chunk_size", "prompt_lookup_num_tokens")
+    ids, mask = toys.left_pad(RAGGED[3:] if alone else RAGGED)
     try:
         got = ours(model, ids, attention_mask=mask, **options)
     except UnsupportedOptionError as refusal:

@@ -35,6 +35,19 @@ def test_compiled_equals_generate(family, fuse):
         toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references(family))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["ngram", "combined-noisy"])
+def test_compiled_look_up_equals_generate(draft):
+    """Alone and before a draft model."""
+    draft, drafter = toys.drafted(draft)
+    config = GRAPH.replace(strict_shapes=True, drafter=drafter)
+    engine = SpeculativeEngine(toys.target(), draft, config)
+    engine.warm_up(5, 80, quiet=True)
+    for _ in range(2):
+        toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
+    assert engine.report.accepted > 0 and not counters["graph_break"]
+
+
 def test_nothing_is_compiled_after_the_warm_up():
     """Over 200 calls of mixed lengths, budgets and ends, by torch's own counters."""
     model = toys.target()
@@ -54,12 +67,13 @@ def test_nothing_is_compiled_after_the_warm_up():
 
 
 @pytest.mark.parametrize("sync_every", [2, 3, 7])
-@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated"])
+@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", "ngram", "combined-noisy"])
 def test_reading_every_few_cycles_changes_nothing(sync_every, draft):
     """The host reads late; lengths and acceptance are on the device anyway."""
-    model, config = toys.target(), SpecConfig(num_assistant_tokens=3, bucket_size=16)
-    every = SpeculativeEngine(model, toys.drafts()[draft], config)
-    few = SpeculativeEngine(model, toys.drafts()[draft], config.replace(sync_every=sync_every))
+    draft, drafter = toys.drafted(draft)
+    config = SpecConfig(num_assistant_tokens=3, bucket_size=16, drafter=drafter)
+    every = SpeculativeEngine(toys.target(), draft, config)
+    few = SpeculativeEngine(toys.target(), draft, config.replace(sync_every=sync_every))
     ends = [int(toys.references()[2][9])]
     for budget in (1, 2, 9, 40):
         want = every.generate(toys.PROMPTS, budget, eos_token_ids=ends)
@@ -71,11 +85,17 @@ def test_reading_every_few_cycles_changes_nothing(sync_every, draft):
 
 
 @pytest.mark.parametrize("bucket", [4, 16, 50, None])
-def test_windows_change_nothing(bucket):
-    """Attention over a part of the slots sees the same tokens."""
-    config = SpecConfig(num_assistant_tokens=5, bucket_size=bucket)
-    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], config)
-    toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
+@pytest.mark.parametrize("draft", ["noisy", "ngram", "combined-noisy"])
+def test_windows_change_nothing(draft, bucket):
+    """Attention, or a look-up, over a part of the slots sees the same tokens."""
+    draft, drafter = toys.drafted(draft)
+    accepted = []
+    for size in (bucket, None):
+        config = SpecConfig(num_assistant_tokens=5, bucket_size=size, drafter=drafter)
+        engine = SpeculativeEngine(toys.target(), draft, config)
+        toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
+        accepted.append((engine.report.accepted_at, engine.report.proposed_at))
+    assert accepted[0] == accepted[1] and sum(accepted[0][0]) > 0
 
 
 def test_windows_double_up_to_the_slots():

@@ -27,12 +27,15 @@ from gaudi_spec.models import hf
 from gaudi_spec.schedule import Constant
 
 K = 5
+LOOKING_UP = ["ngram", "combined-noisy"]
 
 
 def engine_for(draft="self", family="llama", k=K, **config):
-    """Returns an engine on a family's toys; `draft` is a name, a model or None."""
-    draft = toys.drafts(family)[draft] if isinstance(draft, str) else draft
-    config = SpecConfig(num_assistant_tokens=k, **config)
+    """Returns an engine on a family's toys; `draft` is a `toys.drafted` name, a model or None."""
+    drafter = "auto"
+    if isinstance(draft, str):
+        draft, drafter = toys.drafted(draft, family)
+    config = SpecConfig(num_assistant_tokens=k, drafter=drafter, **config)
     return SpeculativeEngine(toys.target(family), draft, config)
 
 
@@ -59,7 +62,7 @@ def end_at_offset(offset):
     raise AssertionError("the references have no such token")
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy", None])
+@pytest.mark.parametrize("draft", ["self", "noisy", *LOOKING_UP, None])
 @pytest.mark.parametrize("offset", range(K + 1))
 def test_end_of_text_stops_its_row_at_every_block_offset(offset, draft):
     """The bonus token included; the end token is returned; other rows go on to their own end."""
@@ -127,7 +130,7 @@ def test_end_of_text_in_the_last_place_is_a_stop():
 # Budgets -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", None])
+@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", *LOOKING_UP, None])
 def test_each_row_gets_exactly_its_budget(draft):
     """1 .. K + 3 new tokens side by side, and long beside short."""
     budgets = list(range(1, K + 4))
@@ -159,7 +162,7 @@ def test_one_token_needs_no_draft():
     assert engine.report.acceptance_rate is None
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy"])
+@pytest.mark.parametrize("draft", ["self", "noisy", *LOOKING_UP])
 def test_largest_block_equals_greedy(draft):
     """K = 32, and a budget below the block."""
     engine = engine_for(draft, k=32)
@@ -263,7 +266,7 @@ def full_rows(family):
 
 
 @pytest.mark.parametrize("k", [1, 4, 16])
-@pytest.mark.parametrize("draft", ["self", "noisy"])
+@pytest.mark.parametrize("draft", ["self", "noisy", *LOOKING_UP])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_row_may_end_at_the_last_position(family, draft, k):
     """A learned position beyond it would be an index error."""
@@ -445,7 +448,7 @@ def test_accepted_tokens_past_the_end_of_text_do_not_count():
     assert report.finish_reasons == ["stop", "length"]
 
 
-@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", None])
+@pytest.mark.parametrize("draft", ["self", "noisy", "unrelated", *LOOKING_UP, None])
 @pytest.mark.parametrize("k", [1, 4, 9])
 def test_counts_are_consistent(draft, k):
     """Identities that hold for every run, with end of text in it."""
@@ -453,6 +456,10 @@ def test_counts_are_consistent(draft, k):
     ends = [int(toys.references()[1][9])]
     got = engine.generate(toys.PROMPTS, 24, eos_token_ids=ends)
     report = engine.report
+    assert report.drafter == {None: None, "ngram": "ngram", "combined-noisy": "combined"}.get(
+        draft, "model"
+    )
+    assert (report.draft_forwards > 0) == (draft not in (None, "ngram"))
     assert report.emitted == [len(row) for row in got]
     assert report.emitted_tokens == report.accepted + report.target_tokens
     assert 0 <= report.target_tokens <= report.cycles * len(got)
@@ -474,7 +481,7 @@ def test_counts_are_consistent(draft, k):
 
 
 @pytest.mark.parametrize("turns", [(3, 0, 0), (0, 3), (5, 1, 0, 2), (0,), (0, 0, 0, 0, 0, 8)])
-@pytest.mark.parametrize("draft", ["self", "noisy"])
+@pytest.mark.parametrize("draft", ["self", "noisy", *LOOKING_UP])
 def test_schedule_with_plain_cycles_equals_greedy(draft, turns):
     """The draft catches up on what was decoded without it, so a perfect one stays perfect."""
     engine = engine_for(draft)
@@ -498,9 +505,10 @@ def shapes(engine):
     }
 
 
-def test_no_shape_is_new_after_the_first_cycle():
+@pytest.mark.parametrize("draft", ["noisy", *LOOKING_UP])
+def test_no_shape_is_new_after_the_first_cycle(draft):
     """The last block is clipped by masking."""
-    engine = engine_for("noisy")
+    engine = engine_for(draft)
     counts = []
     for _ in engine.stream(toys.PROMPTS, [40, 39, 38, 37, 20]):
         counts.append((len(engine.runtime.target.shapes), len(engine.runtime.drafter.shapes)))

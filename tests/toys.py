@@ -12,7 +12,7 @@ import functools
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gaudi_spec.drafters.base import Proposal
+from gaudi_spec.drafters.base import Drafter, Proposal
 
 VOCAB = 97
 _LLAMA = dict(
@@ -155,6 +155,37 @@ def drafts(family: str = "llama"):
     return {"self": model, "noisy": noisy(model), "unrelated": build(family, seed=77)}
 
 
+def drafted(name: str | None, family: str = "llama"):
+    """Returns `(draft model or None, drafter)` by name.
+
+    "self", "noisy" and "unrelated" are draft models, "combined-self" and so on put prompt lookup
+    before one, "ngram" is prompt lookup alone, None is plain decoding.
+    """
+    if name in (None, "ngram"):
+        return None, name or "auto"
+    drafter, _, model = name.rpartition("-")
+    return drafts(family)[model], drafter or "auto"
+
+
+@functools.cache
+def repetitive():
+    """Returns a target whose next token depends on the last one only, so its texts run in circles.
+
+    A look-up is right there as soon as the circle is closed; the circles are not short.
+    """
+    for seed in range(60):
+        model = build("llama", seed)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight.zero_()
+        texts = [greedy(model, prompt, 2 * NEW) for prompt in PROMPTS]
+        circles = [len(set(text[NEW:].tolist())) for text in texts]
+        sound = all(gaps(model, p, t).min() > 1e-3 for p, t in zip(PROMPTS, texts))
+        if sound and min(circles) >= 6 and max(circles) <= 12:
+            return model
+    raise AssertionError("no sound toy found")
+
+
 def prompts(*lengths: int, seed: int = 3, vocab: int = VOCAB) -> list[torch.Tensor]:
     """Returns random prompts of these lengths without special ids."""
     generator = torch.Generator().manual_seed(seed)
@@ -212,7 +243,7 @@ class Turns:
         return self._turns[cycle % len(self._turns)]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Proposes, in cycle c and row r, `right[c][r]` tokens of the row's text, then wrong ones.
 
     Args:
@@ -221,20 +252,12 @@ class ScriptedDrafter:
     """
 
     def __init__(self, texts: list[torch.Tensor], right: list[list[int]]) -> None:
-        self.forwards, self.shapes, self.window = 0, set(), 0
         self._texts, self._right = [text.tolist() + [0] * 40 for text in texts], right
         self._cycle = 0
 
     def reset(self) -> None:
         """Starts the script again."""
         self._cycle = self.forwards = 0
-
-    def catch_up(self, state, lengths, live) -> None:
-        """Has no cache."""
-
-    def has_room(self, length: int) -> bool:
-        """Returns True."""
-        return True
 
     def propose(self, state, k: int):
         """Returns the script's proposals; there is room for all."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from .. import sampling
 from ..buckets import chunks
-from ..models.base import ModelAdapter
 from ..state import State
-from .base import Proposal
+from .base import Context, Drafter, Proposal
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Draws proposals greedily from a draft model, one width-1 step per token.
 
     Every cycle starts by reading the last *two* committed tokens. After a fully accepted cycle
@@ -21,25 +18,21 @@ class ModelDrafter:
     nothing, so one shape serves both.
 
     Args:
+        context: With a draft model. Ids beyond the target's vocabulary are never proposed.
+
+    Attributes:
         model: The draft with its slot cache.
-        vocab_size: V of the target; ids beyond it are never proposed.
-        prefill_chunks: Widths in which missing tokens are fed.
-        fill: Feeds a chunk of that width of committed tokens, from these indices of each row.
     """
 
-    def __init__(
-        self,
-        model: ModelAdapter,
-        vocab_size: int,
-        prefill_chunks: tuple[int, ...],
-        fill: Callable[[int, list[int]], None],
-    ) -> None:
-        self.model = model
-        self.forwards = 0
-        self.shapes = model.shapes
-        self._vocab_size = vocab_size
-        self._chunks, self._fill = prefill_chunks, fill
+    needs_draft = True
+
+    def __init__(self, context: Context) -> None:
+        self.model, self._fill = context.host(context.draft)
+        self.shapes = self.model.shapes
+        self._vocab_size = context.target.vocab_size
+        self._chunks = context.config.prefill_chunks
         self._covered: list[int] = []
+        self._window = context.slots
 
     def reset(self) -> None:
         """Forgets what the cache covers; the buffers stay."""
@@ -48,7 +41,7 @@ class ModelDrafter:
 
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
         """Feeds committed tokens that the cache lacks, in chunks; usually there are none."""
-        rows = [r for r, alive in enumerate(live) if alive and self.has_room(lengths[r])]
+        rows = [r for r, alive in enumerate(live) if alive and self._fits(lengths[r])]
         missing = max((lengths[r] - 2 - self._covered[r] for r in rows), default=0)
         # After a plain cycle the draft was not run, so a gap can be one token; that one is among
         # the two that `propose` reads.
@@ -64,19 +57,27 @@ class ModelDrafter:
 
     @property
     def window(self) -> int:
-        """Cache slots that attention reads."""
-        return self.model.cache.window
+        """Slots that live rows stay within; attention reads as many of the draft's own."""
+        return self._window
 
     @window.setter
     def window(self, slots: int) -> None:
+        self._window = slots
         self.model.cache.window = min(slots, self.model.slots)
 
     def has_room(self, length: int) -> bool:
         """Returns whether at least one proposal fits at `length`."""
-        return length <= self.model.slots
+        return self._fits(length)
 
     def propose(self, state: State, k: int) -> Proposal:
         """Proposes as many tokens as fit into the draft's own slots."""
+        return self._propose(state, k, None)
+
+    def _fits(self, length: int) -> bool:
+        return length <= self.model.slots
+
+    def _propose(self, state: State, k: int, given: Proposal | None) -> Proposal:
+        """Proposes, and feeds to the model, what is `given` in place of the model's choice."""
         at = state.length[:, None]
         pair = (at - 2 + torch.arange(2, device=at.device)).clamp(min=0)
         ids = state.tokens.gather(1, pair)
@@ -86,15 +87,17 @@ class ModelDrafter:
             logits = self.model.forward(ids, positions.clamp(max=self.model.slots - 1), last=True)[
                 ..., : self._vocab_size
             ]
-            choice, _ = sampling.greedy(logits, at + step, state)
-            drafted.append(choice)
-            ids = choice
+            ids, _ = sampling.greedy(logits, at + step, state)
+            if given is not None:
+                known = step < given.n_proposed[:, None]
+                ids = torch.where(known, given.tokens[:, step : step + 1], ids)
+            drafted.append(ids)
         return Proposal(torch.cat(drafted, 1), self.model.slots + 1 - state.length)
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
         self.forwards += k
         self._covered = [
-            max(0, length - 2) if self.has_room(length) else covered
+            max(0, length - 2) if self._fits(length) else covered
             for length, covered in zip(lengths, self._covered)
         ]
