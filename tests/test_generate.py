@@ -416,7 +416,7 @@ def test_sampling_options_have_no_effect_on_greedy_text(option, silent):
 @pytest.mark.parametrize("k", [1, 4, 10])
 @pytest.mark.parametrize("row", [3, 4])
 def test_prompt_lookup_runs_the_target_as_often_as_transformers(row, k, size):
-    """So the same tokens were proposed; the text is that of plain decoding too."""
+    """So the same tokens were proposed; the text is that of plain decoding."""
     model, ids, calls = toys.repetitive(), toys.PROMPTS[row][None], []
     unused = min(
         {*range(toys.VOCAB)} - {*toys.greedy(model, ids[0], 60).tolist(), *ids[0].tolist()}
@@ -428,7 +428,9 @@ def test_prompt_lookup_runs_the_target_as_often_as_transformers(row, k, size):
         want = theirs(model, ids, **options)
     finally:
         handle.remove()
-    assert gaudi_spec.generate(model, ids, **options).tolist() == want.tolist()
+    text = toys.greedy(model, ids[0], 60)
+    assert gaudi_spec.generate(model, ids, **options)[0, ids.shape[1] :].tolist() == text.tolist()
+    assert want[0, ids.shape[1] :][:60].tolist() == text.tolist()  # it may overrun its budget
     report = gaudi_spec.last_report()
     assert report.cycles == len(calls) < 60
     assert (report.drafter, report.draft_forwards) == ("ngram", 0) and report.accepted > 0
