@@ -14,7 +14,7 @@ from test_cache import assert_holds
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from gaudi_spec import SpecConfig, SpeculativeEngine
+from gaudi_spec import SpecConfig, SpeculativeEngine, verify
 from gaudi_spec.drafters.base import Proposal
 from gaudi_spec.drafters.model import ModelDrafter
 from gaudi_spec.drafters.ngram import NgramDrafter
@@ -162,6 +162,16 @@ def test_repetition_is_looked_up(k):
     assert report.acceptance_rate > 0.7
     assert report.cycles < 0.75 * NEW
     assert (report.drafter, report.draft_forwards, report.draft_shapes) == ("ngram", 0, 0)
+
+
+def test_look_up_that_is_believed_is_noticed(monkeypatch):
+    """Control: without verification, what was looked up would be returned."""
+    engine, want = repetitive()
+    monkeypatch.setattr(
+        verify, "greedy", lambda d, c, n: verify.Verdict(n, torch.cat([d, c[:, -1:]], 1))
+    )
+    with pytest.raises(AssertionError, match="row"):
+        toys.assert_equal_rows(engine.generate(toys.PROMPTS, NEW), want)
 
 
 def test_longer_ngrams_are_a_setting():
