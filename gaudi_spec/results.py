@@ -188,7 +188,7 @@ def progress(quiet: bool, **arguments: Any) -> tqdm:
     return tqdm(file=sys.stderr, **({"disable": True} if quiet else {}), **arguments)
 
 
-def write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: Any) -> None:
     """Writes `values` to a temporary file beside `path` and renames it: never half a file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

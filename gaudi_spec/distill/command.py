@@ -87,19 +87,33 @@ class Distillation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.begin = time.monotonic()
-        self.deadline = self.begin + 60 * args.minutes
         self.device: Device = get_device(args.device)
         source = Source(args.model, trust_remote_code=args.trust_remote_code)
         self.pair: Pair = load_pair(source, None, torch.float32, self.device)
         self.work = Path(args.output) / "work"
         self.work.mkdir(exist_ok=True)
         self._same_run()
+        clock = self.work / "minutes.json"
+        spent = json.loads(clock.read_text("utf-8")) if clock.exists() else 0.0
+        self.begin = time.monotonic() - 60 * spent  # what earlier runs took counts too
+        self.deadline = self.begin + 60 * args.minutes
         self.asked = prompts.read(args.prompts) if args.prompts else None
         self.ends = token_ids(self.pair.target.generation_config.eos_token_id)
 
+    @property
+    def minutes(self) -> float:
+        """Minutes spent, in earlier runs too."""
+        return round((time.monotonic() - self.begin) / 60, 1)
+
     def run(self) -> dict[str, Any]:
         """Makes text, trains, writes the draft; returns what is known about it."""
+        try:
+            return self._run()
+        finally:
+            if self.work.exists():
+                write_json(self.work / "minutes.json", self.minutes)
+
+    def _run(self) -> dict[str, Any]:
         held_out = self._held_out()
         corpus = self._corpus()
         trainer, shape, costs = self._choose(corpus, held_out)
@@ -114,7 +128,7 @@ class Distillation:
             "text_tokens": int(corpus.count.sum()),
             "steps": done.step,
             "planned_steps": done.total,
-            "minutes": round((time.monotonic() - self.begin) / 60, 1),
+            "minutes": self.minutes,
             "seed": self.args.seed,
             "agreement": agreement(matches),
             "agreement_by_kind": {
