@@ -25,6 +25,8 @@ class SpecConfig:
             draft model), "combined" (prompt lookup, the draft model where nothing matches), or
             the name of an installed plug-in. "auto": the draft model if one is given.
         max_matching_ngram_size: Longest n-gram that prompt lookup matches, 1 to 32.
+        verifier: How drafted tokens are verified where tokens are drawn. "rejection" accepts most;
+            "coupled" gives, token for token, the text that plain sampling with the same seed gives.
         batch_size: B, the rows that caches and state are allocated for. None: as many as the
             first call brings.
         max_length: Tokens (prompt and new) that one row can hold, for target and draft alike.
@@ -52,6 +54,7 @@ class SpecConfig:
     num_assistant_tokens: int = 5
     drafter: str = "auto"
     max_matching_ngram_size: int = 2
+    verifier: str = "rejection"
     batch_size: int | None = None
     max_length: int | None = None
     length_multiple: int = 64
@@ -81,6 +84,8 @@ class SpecConfig:
             )
         if self.compile not in ("auto", "graph", "eager"):
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
+        if self.verifier not in ("rejection", "coupled"):
+            raise ConfigError(f"verifier must be rejection or coupled, not {self.verifier!r}.")
         chunks = self.prefill_chunks
         if isinstance(chunks, list):
             chunks = tuple(chunks)

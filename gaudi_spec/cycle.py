@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from . import sampling, verify
-from .drafters.base import Drafter
+from . import verify
+from .drafters.base import Drafter, Proposal
 from .models.base import ModelAdapter
+from .sampling import noise
 from .state import State
 
 
@@ -47,36 +48,59 @@ def fill(state: State, model: ModelAdapter, width: int) -> torch.Tensor:
     return model.fill(state.tokens.gather(1, positions), positions)
 
 
-def draft(state: State, drafter: Drafter | None, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns proposals `[B, k]` and how many of them count in each row `[B]`.
+def draft(state: State, drafter: Drafter | None, k: int) -> Proposal:
+    """Returns what is proposed, `n_proposed` saying how many tokens count in each row.
 
     A row with r tokens of budget left can use r - 1 proposals, since every cycle adds one token
     of the target's own: K is clipped by masking, never by shape.
     """
     if drafter is None or k == 0:
-        return state.tokens[:, :0], torch.zeros_like(state.length)
+        return Proposal(state.tokens[:, :0], torch.zeros_like(state.length))
     proposal = drafter.propose(state, k)
     usable = torch.minimum(state.limit - state.length - 1, proposal.n_proposed)
-    return proposal.tokens, usable.clamp(min=0, max=k)
+    return proposal._replace(n_proposed=usable.clamp(min=0, max=k))
 
 
-def check(
-    state: State, target: ModelAdapter, drafted: torch.Tensor, n_proposed: torch.Tensor
-) -> torch.Tensor:
-    """Verifies `drafted` `[B, K]` in one target forward and commits the outcome to `state`.
+def check(state: State, target: ModelAdapter, proposal: Proposal) -> torch.Tensor:
+    """Verifies K proposals in one target forward and commits the outcome to `state`.
 
     Returns:
         `[B, 5 + K + 1]` int64, one `RowOutcome` a row; `unpack` reads it.
     """
+    drafted = proposal.tokens
     offset = torch.arange(drafted.shape[1] + 1, device=drafted.device)
     index = state.length[:, None] + offset
     last = state.tokens.gather(1, state.length[:, None] - 1)
     # The last slot is never needed by a committed token (the last token of a full row is not fed),
     # so every position past the end can share it.
     logits = target.forward(torch.cat([last, drafted], 1), (index - 1).clamp(max=target.slots - 1))
-    chosen, sound = sampling.greedy(logits, index, state)
-    verdict = verify.greedy(drafted, chosen, n_proposed)
-    return _commit(state, verdict, n_proposed, sound)
+    logits = state.rules.process(logits, state.text(drafted, index))
+    best, chosen = logits.max(-1)
+    verdict = _verdict(state, proposal, logits, index, chosen)
+    # NaN or an infinite maximum is not sound.
+    return _commit(state, verdict, proposal.n_proposed, torch.isfinite(best))
+
+
+def _verdict(
+    state: State,
+    proposal: Proposal,
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    chosen: torch.Tensor,
+) -> verify.Verdict:
+    rules, drafted, counts = state.rules, proposal.tokens, proposal.n_proposed
+    if rules.structure.verifier == "greedy":
+        return verify.greedy(drafted, chosen, counts)
+    p = logits.softmax(-1)
+    if rules.structure.verifier == "coupled":
+        return verify.greedy(drafted, rules.draw(p, index, noise.TARGET), counts)
+    uniform = noise.uniform(rules.keys, index[:, :-1], noise.ACCEPT)
+    n_accepted = verify.accepted(drafted, p, proposal.probs, counts, uniform)
+    left = verify.remainder(drafted, p, proposal.probs, counts, n_accepted)
+    own = rules.draw(left, state.length[:, None] + n_accepted[:, None], noise.TARGET)
+    offset = torch.arange(index.shape[1], device=index.device)
+    behind = torch.cat([drafted, own], 1)
+    return verify.Verdict(n_accepted, torch.where(offset < n_accepted[:, None], behind, own))
 
 
 def _commit(

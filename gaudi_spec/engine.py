@@ -27,11 +27,12 @@ from .models.shadow import fingerprint
 from .models.support import TESTED_FAMILIES, check_supported, max_positions, vocabulary
 from .request import Request, Rows, admit
 from .runtime import Runtime
+from .sampling.options import Sampling
 from .schedule import Constant, Schedule
 
 
 class SpeculativeEngine:
-    """Greedy speculative decoding of a ragged batch, exact to the target's own output.
+    """Speculative decoding of a ragged batch, exact to the target's own output or distribution.
 
     Args:
         target: A Transformers causal LM, on its device. It is not modified.
@@ -87,6 +88,7 @@ class SpeculativeEngine:
         *,
         eos_token_ids: Sequence[int] | int | None = (),
         min_new_tokens: int = 0,
+        sampling: Sampling | None = None,
         schedule: Schedule | None = None,
     ) -> list[torch.Tensor]:
         """Generates for every prompt until end of text or its budget.
@@ -98,6 +100,7 @@ class SpeculativeEngine:
             max_new_tokens: Budget of new tokens, one for all rows or one for each.
             eos_token_ids: Ids that end a row, or one id; the end token itself is returned.
             min_new_tokens: New tokens before which no end token may be chosen.
+            sampling: How tokens are chosen; None is greedy.
             schedule: Picks K; None means `config.num_assistant_tokens` always.
 
         Returns:
@@ -109,8 +112,9 @@ class SpeculativeEngine:
             NumericalError: The target's logits are NaN or infinite.
         """
         options = {"eos_token_ids": eos_token_ids, "min_new_tokens": min_new_tokens}
+        options |= {"sampling": sampling, "schedule": schedule}
         with self.lock:
-            stream = self.stream(prompts, max_new_tokens, **options, schedule=schedule)
+            stream = self.stream(prompts, max_new_tokens, **options)
             rows: dict[int, list[int]] = {}
             for outcome in stream:
                 for row, facts in enumerate(outcome):
@@ -124,6 +128,7 @@ class SpeculativeEngine:
         *,
         eos_token_ids: Sequence[int] | int | None = (),
         min_new_tokens: int = 0,
+        sampling: Sampling | None = None,
         schedule: Schedule | None = None,
     ) -> Iterator[list[RowOutcome]]:
         """Yields after every cycle what it did to each row; arguments as for `generate`.
@@ -133,9 +138,8 @@ class SpeculativeEngine:
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
         with self.lock:
-            request = self._admit(
-                prompts, max_new_tokens, min_new_tokens, eos_token_ids, schedule.sizes
-            )
+            given = (prompts, max_new_tokens, min_new_tokens, eos_token_ids, sampling)
+            request = self._admit(given, schedule.sizes)
             self._turn += 1
             turn = self._turn
             rows = self._start(request, begin)
@@ -183,31 +187,30 @@ class SpeculativeEngine:
             outcomes.append(outcome[: rows.count])
         return outcomes
 
-    def warm_up(self, batch: int, length: int, quiet: bool = False) -> None:
+    def warm_up(
+        self, batch: int, length: int, quiet: bool = False, sampling: Sampling | None = None
+    ) -> None:
         """Builds every graph for `batch` rows of up to `length` tokens before the first token.
 
         Args:
             batch: B.
             length: Prompt and new tokens of a row.
             quiet: No progress bar on standard error.
+            sampling: Graphs for such calls; values do not matter, only which options are set.
         """
+        like = Request([], [], 0, [], sampling or Sampling())
         with self.lock:
-            self._build(batch, length, frozenset({self.config.num_assistant_tokens}), quiet)
-            self.runtime.warm_up({self.config.num_assistant_tokens}, quiet)
+            self._build(batch, length, frozenset({self.config.num_assistant_tokens}))
+            self.runtime.warm_up({self.config.num_assistant_tokens}, quiet, like)
 
-    def _admit(
-        self, prompts, max_new_tokens, min_new_tokens, eos_token_ids, sizes: frozenset[int]
-    ) -> Request:
-        """Checks a request and builds or grows the buffers for it."""
+    def _admit(self, given: tuple, sizes: frozenset[int]) -> Request:
+        """Checks a request and builds or grows the buffers for it, and graphs for its rules."""
         target = self._models[0]
         limits = (self.config.max_length, max_positions(target.config))
         request = admit(
-            prompts,
-            max_new_tokens,
-            min_new_tokens,
-            eos_token_ids,
-            vocabulary(target)[0],
-            min((limit for limit in limits if limit is not None), default=None),
+            *given,
+            vocab_size=vocabulary(target)[0],
+            positions=min((limit for limit in limits if limit is not None), default=None),
         )
         if not sizes or not all(0 <= k <= MAX_ASSISTANT_TOKENS for k in sizes):
             raise ConfigError(
@@ -215,14 +218,14 @@ class SpeculativeEngine:
                 f"{MAX_ASSISTANT_TOKENS}."
             )
         self._build(len(request.prompts), request.longest, sizes)
+        if not self.runtime.knows(request):
+            self.runtime.warm_up({*sizes, self.config.num_assistant_tokens}, False, request)
         return request
 
-    def _build(self, batch: int, length: int, sizes: frozenset[int], quiet: bool = False) -> None:
+    def _build(self, batch: int, length: int, sizes: frozenset[int]) -> None:
         """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice.
 
         They do not if a model was changed since, other than by writing into its tensors.
-
-        Where work is captured, all graphs for these K are built too.
         """
         prints = tuple(fingerprint(model) for model in self._models if model is not None)
         if self.runtime is not None and prints == self._prints:
@@ -244,8 +247,6 @@ class SpeculativeEngine:
         slots = min(slots, max_positions(target.config) or slots)
         widest = max(*sizes, self.config.num_assistant_tokens)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
-        if self.runtime.captures:
-            self.runtime.warm_up({*sizes, self.config.num_assistant_tokens}, quiet)
 
     def _usable(self, k: int, rows: Rows) -> int:
         """Returns k, or 0 where no live row can use a proposal."""

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from .device import Device
 from .errors import ShapeError
+from .sampling.rules import GREEDY, Structure
 
 Work = Callable[[], "torch.Tensor | None"]
 
@@ -30,15 +31,20 @@ class Key(NamedTuple):
         batch: B.
         width: K of a cycle, tokens of a fill.
         window: Slots that attention reads.
+        rules: How tokens are chosen; a fill chooses none.
     """
 
     role: str
     batch: int
     width: int
     window: int
+    rules: Structure = GREEDY
 
     def __str__(self) -> str:
-        return f"{self.role} [B={self.batch}, width={self.width}, window={self.window}]"
+        rules = ""
+        if self.rules != GREEDY:
+            rules = ", ".join(["", self.rules.verifier, *(name for name, *_ in self.rules.steps)])
+        return f"{self.role} [B={self.batch}, width={self.width}, window={self.window}{rules}]"
 
 
 @dataclass
@@ -104,6 +110,7 @@ class GraphRunner:
 
     def warm_up(self, jobs: Iterable[tuple[Key, Work]], quiet: bool) -> None:
         """Builds all graphs, showing which one and how many are left, and closes the set."""
+        self._closed = False
         jobs = [(key, work) for key, work in jobs if key not in self._graphs]
         with tqdm(jobs, desc="build", unit="graph", **({"disable": True} if quiet else {})) as bar:
             for key, work in bar:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .errors import InputError
+from .sampling.options import Sampling
 
 
 class Request(NamedTuple):
@@ -20,12 +21,14 @@ class Request(NamedTuple):
         budgets: New tokens for each row.
         min_new_tokens: New tokens before which no end token may be chosen.
         eos_token_ids: Ids that end a row.
+        sampling: How tokens are chosen.
     """
 
     prompts: list[torch.Tensor]
     budgets: list[int]
     min_new_tokens: int
     eos_token_ids: list[int]
+    sampling: Sampling
 
     @property
     def longest(self) -> int:
@@ -67,6 +70,8 @@ def admit(
     max_new_tokens: int | Sequence[int],
     min_new_tokens: int,
     eos_token_ids: Any,
+    sampling: Sampling | None,
+    *,
     vocab_size: int,
     positions: int | None,
 ) -> Request:
@@ -77,6 +82,7 @@ def admit(
         max_new_tokens: One budget, or one for each row.
         min_new_tokens: See `Request`.
         eos_token_ids: See `Request`.
+        sampling: See `Request`; None is greedy.
         vocab_size: Ids that the target has an embedding for.
         positions: Tokens that a row can hold, or None.
 
@@ -106,7 +112,10 @@ def admit(
                 f"Prompt {index} has {len(row)} tokens and {budget} new ones are asked for, but "
                 f"only {positions} positions exist: shorten the prompt or ask for fewer tokens."
             )
-    return Request(rows, budgets, least, list(token_ids(eos_token_ids)))
+    sampling = sampling or Sampling()
+    if isinstance(sampling.seed, tuple) and len(sampling.seed) != len(rows):
+        raise InputError(f"{len(sampling.seed)} seeds were given for {len(rows)} prompts.")
+    return Request(rows, budgets, least, list(token_ids(eos_token_ids)), sampling)
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

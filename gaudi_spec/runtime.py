@@ -18,7 +18,7 @@ from . import cycle
 from .buckets import chunks, windows
 from .config import SpecConfig
 from .device import Device
-from .drafters.base import Context, Drafter, Hosted
+from .drafters.base import Context, Drafter, Hosted, Proposal
 from .drafters.registry import pick
 from .graphs import GraphRunner, Key, Work
 from .metrics import Report
@@ -27,6 +27,9 @@ from .models.capturable import capturable
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
 from .models.support import max_positions
+from .request import Request
+from .sampling.options import Sampling
+from .sampling.rules import Structure
 from .state import State
 
 
@@ -63,7 +66,14 @@ class Runtime:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
         self.target: ModelAdapter = _adapter(target, device, batch, slots)
-        self.state = State(batch, slots, widest + 1, self.target.vocab_size, device.torch_device)
+        self.state = State(
+            batch,
+            slots,
+            widest + 1,
+            self.target.vocab_size,
+            device.torch_device,
+            config.verifier,
+        )
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self._hosted: dict[str, ModelAdapter] = {}
         self.drafter: Drafter | None = None
@@ -72,9 +82,8 @@ class Runtime:
             self.drafter = kind(Context(config, self.target, draft, batch, slots, self._host))
         self._fused = self.captures and config.fuse_cycle
         self._windows = windows(slots, config.bucket_size)
-        place = {"dtype": torch.long, "device": device.torch_device}
-        self._drafted = [torch.zeros(batch, k, **place) for k in range(widest + 1)]
-        self._n_proposed = torch.zeros(batch, **place)
+        self._proposals: dict[tuple[int, bool], Proposal] = {}
+        self._built: set[Structure] = set()
         self.reset()
 
     def clean(self) -> None:
@@ -147,19 +156,34 @@ class Runtime:
         packed = None
         for role, work in self._cycle_work(k, window):
             start, begin = begin, time.perf_counter()
-            packed = self.graphs.run(Key(role, self.state.batch, k, window), work)
+            packed = self.graphs.run(self._cycle_key(role, k, window), work)
             self.device.border()
             self.seconds[role] += time.perf_counter() - start
             begin = time.perf_counter()
         return packed
 
     @torch.no_grad()
-    def warm_up(self, sizes: set[int], quiet: bool) -> None:
-        """Builds every graph that can be needed for these K, and closes the set."""
+    def warm_up(self, sizes: set[int], quiet: bool, like: Request | None = None) -> None:
+        """Builds every graph that can be needed for these K and closes the set.
+
+        Args:
+            sizes: Every K.
+            quiet: No progress bar.
+            like: Its rules are those of the graphs; None builds greedy ones.
+        """
+        rows, budget = self.state.batch, self.state.slots - 2
+        ends, sampling = (like.eos_token_ids, like.sampling) if like else ((), Sampling())
+        sampling = dataclasses.replace(sampling, seed=0)
         prompt = torch.zeros(2, dtype=torch.long)
-        rows = self.state.batch
-        self.state.reset([prompt] * rows, [self.state.slots - 2] * rows, 0, ())
+        self.state.reset([prompt] * rows, [budget] * rows, 0, ends, sampling)
         self.graphs.warm_up(self._jobs(sizes), quiet)
+        self._built.add(self.state.rules.structure)
+
+    def knows(self, request: Request) -> bool:
+        """Returns whether no graph has to be built for the rules of `request`."""
+        sampling = dataclasses.replace(request.sampling, seed=0)
+        plan = self.state.plan(sampling, request.eos_token_ids)
+        return not self.captures or plan.structure in self._built
 
     def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
         for role, model in self.models.items():
@@ -168,33 +192,45 @@ class Runtime:
         for k in sorted({0, *sizes} if self.drafter is not None else {0}):
             for window in self._windows:
                 for role, work in self._cycle_work(k, window):
-                    yield Key(role, self.state.batch, k, window), work
+                    yield self._cycle_key(role, k, window), work
+
+    def _cycle_key(self, role: str, k: int, window: int) -> Key:
+        return Key(role, self.state.batch, k, window, self.state.rules.structure)
 
     def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
         state, target = self.state, self.target
-        drafted, n_proposed = self._drafted[k], self._n_proposed
 
-        def propose() -> tuple[torch.Tensor, torch.Tensor]:
+        def propose() -> Proposal:
             if self.drafter is not None:
                 self.drafter.window = window
             return cycle.draft(state, self.drafter, k)
 
-        def check(proposals: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        def check(proposal: Proposal) -> torch.Tensor:
             target.cache.window = window
-            return cycle.check(state, target, proposals, counts)
+            return cycle.check(state, target, proposal)
 
-        def whole() -> torch.Tensor:
-            return check(*propose())
+        if self._fused:
+            return [("cycle", lambda: check(propose()))]
+        kept = self._proposal_buffers(k)
 
         def first() -> None:
-            proposals, counts = propose()
-            drafted.copy_(proposals)
-            n_proposed.copy_(counts)
+            for buffer, value in zip(kept, propose()):
+                if buffer is not None:
+                    buffer.copy_(value)
 
-        def second() -> torch.Tensor:
-            return check(drafted, n_proposed)
+        return [("draft", first), ("verify", lambda: check(kept))]
 
-        return [("cycle", whole)] if self._fused else [("draft", first), ("verify", second)]
+    def _proposal_buffers(self, k: int) -> Proposal:
+        """Returns what a draft graph leaves for the verify graph of the same K."""
+        rejects = self.state.rules.structure.verifier == "rejection"
+        drawn = k > 0 and rejects and self.drafter is not None and self.drafter.draws
+        if (k, drawn) not in self._proposals:
+            batch, place = self.state.batch, {"device": self.device.torch_device}
+            tokens = torch.zeros(batch, k, dtype=torch.long, **place)
+            counts = torch.zeros(batch, dtype=torch.long, **place)
+            probs = torch.zeros(batch, k, self.target.vocab_size, **place) if drawn else None
+            self._proposals[k, drawn] = Proposal(tokens, counts, probs)
+        return self._proposals[k, drawn]
 
     def _fill(self, role: str, model: ModelAdapter, width: int, start: list[int]) -> None:
         self.state.cursor.copy_(torch.tensor(start))

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from .sampling.options import Sampling
+from .sampling.processors import Text
+from .sampling.rules import Plan, Rules, Structure
+
 
 class State:
     """Per-row state, allocated once and reset for every call.
@@ -17,23 +21,37 @@ class State:
         tokens: `[B, S + spare]` int64, prompt and committed tokens; what lies at and beyond
             `length` is stale. The spare columns let a whole block be scattered at the end.
         length: `[B]` int64, committed tokens.
+        prompt: `[B]` int64, tokens of the prompt.
         limit: `[B]` int64, length at which the row is done.
         min_length: `[B]` int64, length below which no end-of-text token may be chosen.
         cursor: `[B]` int64, index from which the next fill feeds each row.
         done: `[B]` bool.
         ends: `[V]` int32, 1 at end-of-text ids.
+        rules: How tokens are chosen; another object where the call has another structure.
+
+    Args:
+        verifier: How drawn tokens are verified, "rejection" or "coupled".
     """
 
     def __init__(
-        self, batch: int, slots: int, spare: int, vocab_size: int, device: torch.device
+        self,
+        batch: int,
+        slots: int,
+        spare: int,
+        vocab_size: int,
+        device: torch.device,
+        verifier: str = "rejection",
     ) -> None:
         self.batch, self.slots, self.device = batch, slots, device
         self.tokens = torch.zeros(batch, slots + spare, dtype=torch.long, device=device)
-        self.length, self.limit, self.min_length, self.cursor = (
-            torch.ones(batch, dtype=torch.long, device=device) for _ in range(4)
+        self.length, self.prompt, self.limit, self.min_length, self.cursor = (
+            torch.ones(batch, dtype=torch.long, device=device) for _ in range(5)
         )
         self.done = torch.ones(batch, dtype=torch.bool, device=device)
         self.ends = torch.zeros(vocab_size, dtype=torch.int32, device=device)
+        self._verifier = verifier
+        self._rules: dict[Structure, Rules] = {}
+        self.choose_by(self.plan(Sampling(), ()), 0)
 
     def reset(
         self,
@@ -41,6 +59,7 @@ class State:
         budgets: Sequence[int],
         min_new_tokens: int,
         eos_token_ids: Sequence[int],
+        sampling: Sampling,
     ) -> None:
         """Loads a `Request`, left-justified; rows without a prompt are done from the start.
 
@@ -57,12 +76,38 @@ class State:
             limit[row] = len(prompt) + budget
         self.tokens.copy_(tokens)
         self.length.copy_(length)
+        self.prompt.copy_(length)
         self.limit.copy_(limit)
         self.min_length.copy_(length + min_new_tokens)
         self.done.copy_(length >= limit)
         ends = torch.zeros(self.ends.shape, dtype=torch.int32)
         ends[[i for i in eos_token_ids if 0 <= i < len(ends)]] = 1
         self.ends.copy_(ends)
+        self.choose_by(self.plan(sampling, eos_token_ids), len(prompts))
+
+    def plan(self, sampling: Sampling, eos_token_ids: Sequence[int]) -> Plan:
+        """Returns the rules that a call would have."""
+        return Plan.of(sampling, self._verifier, len(self.ends), list(eos_token_ids))
+
+    def choose_by(self, plan: Plan, rows: int) -> None:
+        """Makes `plan` the rules of the first `rows` rows."""
+        if plan.structure not in self._rules:
+            self._rules[plan.structure] = Rules(plan, self.batch, self.device)
+        self.rules = self._rules[plan.structure]
+        self.rules.load(plan, rows)
+
+    def text(self, candidates: torch.Tensor, index: torch.Tensor) -> Text:
+        """Returns what processors read.
+
+        Args:
+            candidates: `[B, N]` int64, tokens that may follow the committed ones.
+            index: `[B, T]` int64, where each predicted token would stand.
+        """
+        tokens = self.tokens
+        if self.rules.reads_history and candidates.shape[1]:
+            offset = torch.arange(candidates.shape[1], device=index.device)
+            tokens = tokens.scatter(1, self.length[:, None] + offset, candidates)
+        return Text(tokens, index, self.prompt, self.limit, self.min_length, self.ends)
 
     def is_eos(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns, for ids of any shape, which are end-of-text (bool, same shape)."""

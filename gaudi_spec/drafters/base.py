@@ -3,12 +3,14 @@
 A drafter guesses the next K tokens of every row; the target decides. A wrong guess costs time and
 never changes a text, so a drafter has one duty besides guessing well: to be static.
 
-- It may read `state` (`tokens`, `length`, `limit`, `min_length`, `done`, `ends`) and the buffers
+- It may read `state` (`tokens`, `length`, `limit`, `rules`, `done`, `ends` ...) and the buffers
   that it allocated when it was built. Stale is what lies at and beyond `length`.
 - `propose` runs inside a captured cycle, once when it is captured and never again as Python. So
   everything that changes from cycle to cycle must be in a tensor that keeps its storage; only
   `k` and `window` are constants of the graph. No host read, no branch on data, no shape that
   depends on it, writes only to whole buffers (`index_copy_`, `scatter_`), never to `state`.
+- Where the target samples, a token is either certain (look-up), or drawn by `state.rules.propose`
+  from the distribution that comes back in `Proposal.probs`: the very tensor, or the law is wrong.
 - What is not proposed is declared by `Proposal.n_proposed`, not left out: tensors stay `[B, k]`.
 - It is never told what was accepted. It sees the new `state.length` in the next cycle, and the
   host tells `committed` afterwards. A cache of its own follows the commit as the target's does:
@@ -42,10 +44,13 @@ class Proposal(NamedTuple):
         tokens: `[B, k]` int64; those at and beyond `n_proposed` are fillers.
         n_proposed: `[B]` int64, how many of them are proposed. It may exceed k, or what the row's
             budget can use: that is the cycle's business.
+        probs: `[B, k, V]` float32, the very distributions the tokens were drawn from; None where
+            they were not drawn: then each was certain to be proposed.
     """
 
     tokens: torch.Tensor
     n_proposed: torch.Tensor
+    probs: torch.Tensor | None = None
 
 
 class Hosted(NamedTuple):
@@ -92,6 +97,7 @@ class Drafter(Protocol):
     Attributes:
         needs_draft: Whether the caller must give a draft model, or else must not. Read before
             anything is built.
+        draws: Whether proposals come with `Proposal.probs` where they are tested by rejection.
         forwards: Model calls made since `reset`.
         shapes: Every `(method, B, T)` its model was called with.
         window: Slots that the text of every live row stays within in this cycle, proposals
@@ -99,6 +105,7 @@ class Drafter(Protocol):
     """
 
     needs_draft: bool = False
+    draws: bool = False
     forwards: int = 0
     shapes: Set[tuple[str, int, int]] = frozenset()
     window: int = 0

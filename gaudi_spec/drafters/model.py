@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from .. import sampling
 from ..buckets import chunks
 from ..state import State
 from .base import Context, Drafter, Proposal
 
 
 class ModelDrafter(Drafter):
-    """Draws proposals greedily from a draft model, one width-1 step per token.
+    """Takes proposals from a draft model by the target's own rules, one width-1 step per token.
 
     Every cycle starts by reading the last *two* committed tokens. After a fully accepted cycle
     the draft's cache lacks one entry, otherwise none; rewriting a slot with the same value changes
     nothing, so one shape serves both.
 
     Args:
-        context: With a draft model. Ids beyond the target's vocabulary are never proposed.
+        context: With a draft model. Ids that only one of the vocabularies has are never proposed.
 
     Attributes:
         model: The draft with its slot cache.
     """
 
     needs_draft = True
+    draws = True
 
     def __init__(self, context: Context) -> None:
         self.model, self._fill = context.host(context.draft)
@@ -81,18 +81,22 @@ class ModelDrafter(Drafter):
         at = state.length[:, None]
         pair = (at - 2 + torch.arange(2, device=at.device)).clamp(min=0)
         ids = state.tokens.gather(1, pair)
-        drafted = []
+        drafted, probs = state.tokens[:, :0], []
         for step in range(k):
             positions = pair if step == 0 else at + (step - 1)
-            logits = self.model.forward(ids, positions.clamp(max=self.model.slots - 1), last=True)[
-                ..., : self._vocab_size
-            ]
-            ids, _ = sampling.greedy(logits, at + step, state)
+            logits = self.model.forward(ids, positions.clamp(max=self.model.slots - 1), last=True)
+            # Fewer columns than the target has are filled up; more are cut off.
+            lacking = self._vocab_size - logits.shape[-1]
+            logits = torch.nn.functional.pad(logits, (0, lacking), value=float("-inf"))
+            ids, q = state.rules.propose(logits, state.text(drafted, at + step))
             if given is not None:
                 known = step < given.n_proposed[:, None]
                 ids = torch.where(known, given.tokens[:, step : step + 1], ids)
-            drafted.append(ids)
-        return Proposal(torch.cat(drafted, 1), self.model.slots + 1 - state.length)
+                q = None if q is None else torch.where(known[:, :, None], _certain(ids, q), q)
+            drafted = torch.cat([drafted, ids], 1)
+            probs += [] if q is None else [q]
+        room = self.model.slots + 1 - state.length
+        return Proposal(drafted, room, torch.cat(probs, 1) if probs else None)
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
@@ -101,3 +105,8 @@ class ModelDrafter(Drafter):
             max(0, length - 2) if self._fits(length) else covered
             for length, covered in zip(lengths, self._covered)
         ]
+
+
+def _certain(ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Returns the distribution of tokens that were not drawn, `[B, 1, V]`."""
+    return (torch.arange(like.shape[-1], device=ids.device) == ids[:, :, None]).to(like.dtype)
