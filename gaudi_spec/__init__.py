@@ -13,6 +13,7 @@ from .version import __version__
 _HOME = {
     "SpecConfig": "config",
     "SpeculativeEngine": "engine",
+    "Sampling": "sampling.options",
     "Report": "metrics",
     "generate": "hf",
     "last_report": "hf",

@@ -13,6 +13,7 @@ from . import verify
 from .drafters.base import Drafter, Proposal
 from .models.base import ModelAdapter
 from .sampling import noise
+from .sampling.rules import Rules
 from .state import State
 
 
@@ -67,28 +68,52 @@ def check(state: State, target: ModelAdapter, proposal: Proposal) -> torch.Tenso
     Returns:
         `[B, 5 + K + 1]` int64, one `RowOutcome` a row; `unpack` reads it.
     """
-    drafted = proposal.tokens
-    offset = torch.arange(drafted.shape[1] + 1, device=drafted.device)
+    logits, index = score(state, target, proposal)
+    logits = state.rules.process(logits, state.text(proposal.tokens, index))
+    verdict, sound = judge(state.rules, proposal, logits, index)
+    return commit(state, verdict, proposal.n_proposed, sound)
+
+
+def score(
+    state: State, target: ModelAdapter, proposal: Proposal
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the target's logits `[B, K+1, V]` over a block, and the indices they are for."""
+    offset = torch.arange(proposal.tokens.shape[1] + 1, device=state.device)
     index = state.length[:, None] + offset
     last = state.tokens.gather(1, state.length[:, None] - 1)
+    ids = torch.cat([last, proposal.tokens], 1)
     # The last slot is never needed by a committed token (the last token of a full row is not fed),
     # so every position past the end can share it.
-    logits = target.forward(torch.cat([last, drafted], 1), (index - 1).clamp(max=target.slots - 1))
-    logits = state.rules.process(logits, state.text(drafted, index))
+    return target.forward(ids, (index - 1).clamp(max=target.slots - 1)), index
+
+
+def judge(
+    rules: Rules, proposal: Proposal, logits: torch.Tensor, index: torch.Tensor
+) -> tuple[verify.Verdict, torch.Tensor]:
+    """Decides about a block.
+
+    Args:
+        rules: How tokens are chosen.
+        proposal: K tokens a row.
+        logits: `[B, K+1, V]`, processed.
+        index: `[B, K+1]` int64, absolute positions.
+
+    Returns:
+        The verdict, and whether the logits at each place are sound `[B, K+1]` bool: NaN or an
+        infinite maximum is not.
+    """
     best, chosen = logits.max(-1)
-    verdict = _verdict(state, proposal, logits, index, chosen)
-    # NaN or an infinite maximum is not sound.
-    return _commit(state, verdict, proposal.n_proposed, torch.isfinite(best))
+    return _verdict(rules, proposal, logits, index, chosen), torch.isfinite(best)
 
 
 def _verdict(
-    state: State,
+    rules: Rules,
     proposal: Proposal,
     logits: torch.Tensor,
     index: torch.Tensor,
     chosen: torch.Tensor,
 ) -> verify.Verdict:
-    rules, drafted, counts = state.rules, proposal.tokens, proposal.n_proposed
+    drafted, counts = proposal.tokens, proposal.n_proposed
     if rules.structure.verifier == "greedy":
         return verify.greedy(drafted, chosen, counts)
     p = logits.softmax(-1)
@@ -97,15 +122,16 @@ def _verdict(
     uniform = noise.uniform(rules.keys, index[:, :-1], noise.ACCEPT)
     n_accepted = verify.accepted(drafted, p, proposal.probs, counts, uniform)
     left = verify.remainder(drafted, p, proposal.probs, counts, n_accepted)
-    own = rules.draw(left, state.length[:, None] + n_accepted[:, None], noise.TARGET)
+    own = rules.draw(left, index[:, :1] + n_accepted[:, None], noise.TARGET)
     offset = torch.arange(index.shape[1], device=index.device)
     behind = torch.cat([drafted, own], 1)
     return verify.Verdict(n_accepted, torch.where(offset < n_accepted[:, None], behind, own))
 
 
-def _commit(
+def commit(
     state: State, verdict: verify.Verdict, n_proposed: torch.Tensor, sound: torch.Tensor
 ) -> torch.Tensor:
+    """Writes a verdict into `state`; returns what `check` does."""
     offset = torch.arange(verdict.tokens.shape[1], device=sound.device)
     eos = state.is_eos(verdict.tokens)
     after_eos = eos.long().cumsum(1) - eos.long() > 0

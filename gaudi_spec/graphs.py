@@ -27,7 +27,8 @@ class Key(NamedTuple):
     """What tells one graph from another.
 
     Attributes:
-        role: "fill target", "fill draft", "cycle", or "draft" and "verify" of a split cycle.
+        role: "fill target", "fill draft", "cycle", or "draft" and "verify" of a split cycle; where
+            the host decides, "score" and "commit" stand for "verify".
         batch: B.
         width: K of a cycle, tokens of a fill.
         window: Slots that attention reads.

@@ -32,11 +32,12 @@ def generate(
     spec_config: SpecConfig | None = None,
     **generate_kwargs: Any,
 ) -> torch.Tensor:
-    """Generates greedily with a draft model; the result is the target's own, token for token.
+    """Generates with a draft model; the result is the target's own.
 
-    Takes what `model.generate` takes and returns what it would return without a draft. Buffers
-    are kept for the next call with the same models and batch; `release` frees them. Models,
-    configs and tensors of the caller are not modified.
+    A greedy text is, token for token, that of `model.generate`; a sampled one follows the target's
+    distribution exactly, from noise of our own. Takes what `model.generate` takes and returns what
+    it would return without a draft. Buffers are kept for the next call with the same models and
+    batch; `release` frees them. Models, configs and tensors of the caller are not modified.
 
     Args:
         model: The target, a Transformers causal LM.
@@ -50,10 +51,12 @@ def generate(
         generation_config: A `GenerationConfig`; its fields count as in Transformers.
         spec_config: Settings that Transformers has no name for.
         **generate_kwargs: Any other argument of `model.generate`: `max_new_tokens`, `max_length`,
-            `min_new_tokens`, `eos_token_id`, `pad_token_id`, ... `prompt_lookup_num_tokens` (which
-            is K then) drafts by prompt lookup, and beside an `assistant_model` by both: look-up
-            first, the model where nothing matches; `max_matching_ngram_size` is its longest
-            n-gram.
+            `min_new_tokens`, `eos_token_id`, `pad_token_id`, `do_sample`, `repetition_penalty`, ...
+            `prompt_lookup_num_tokens` (which is K then) drafts by prompt lookup, and beside an
+            `assistant_model` by both: look-up first, the model where nothing matches;
+            `max_matching_ngram_size` is its longest n-gram. And some that it has not: `seed` (one,
+            or one a row) or `generator` (gives one number) fix the noise, else `torch.manual_seed`
+            does; `presence_penalty` and `frequency_penalty` mean what they do in vLLM.
 
     Returns:
         `[B, W + new]` int64 on the device of `input_ids`; finished rows are filled with the pad
@@ -97,6 +100,7 @@ def generate(
             options.max_new_tokens,
             eos_token_ids=options.eos_token_ids,
             min_new_tokens=options.min_new_tokens,
+            sampling=options.sampling,
         )
         _local.report = engine.report
     width = max(len(row) for row in rows)

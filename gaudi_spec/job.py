@@ -16,6 +16,11 @@ from .engine import SpeculativeEngine
 from .errors import ConfigError
 from .loading import Pair
 from .options import Options, resolve_options, with_drafts
+from .sampling.options import Sampling
+
+# Flags that go to the generation options as they are.
+_FLAGS = """do_sample temperature top_k top_p min_p repetition_penalty no_repeat_ngram_size
+    prompt_lookup_num_tokens max_matching_ngram_size""".split()
 
 
 class Job:
@@ -41,6 +46,7 @@ class Job:
         self.prompts = self._encode()
         options = self._options()
         self.eos = () if args.ignore_eos else options.eos_token_ids
+        self.sampling = options.sampling
         config = with_drafts(
             config,
             pair.draft is not None,
@@ -67,7 +73,7 @@ class Job:
         longest = max(map(len, self.prompts)) + args.max_new_tokens
         for engine in (self.engine, self.plain):
             if engine is not None and engine.config.captures(self.device.captures):
-                engine.warm_up(len(self.prompts), longest, args.quiet)
+                engine.warm_up(len(self.prompts), longest, args.quiet, self.sampling)
         with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
             for _ in range(args.warmup):
                 self._once(self.engine, bar)
@@ -80,6 +86,16 @@ class Job:
                 if baseline is not None:
                     self.plain_outputs = self._timed(self.plain, baseline, bar)
         return run, baseline, outputs
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether plain decoding must give the same text."""
+        return not self.sampling.do_sample or self.engine.config.verifier == "coupled"
+
+    @property
+    def plainly_greedy(self) -> bool:
+        """Whether the text is that of the largest logits, unprocessed."""
+        return self.sampling == Sampling(seed=self.sampling.seed)
 
     def equal(self, outputs: list[torch.Tensor]) -> bool:
         """Returns whether every row is the baseline's, token for token."""
@@ -97,7 +113,10 @@ class Job:
     def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
         rows: list[list[int]] = [[] for _ in self.prompts]
         for outcome in engine.stream(
-            self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos
+            self.prompts,
+            self.args.max_new_tokens,
+            eos_token_ids=self.eos,
+            sampling=self.sampling,
         ):
             for row, facts in zip(rows, outcome):
                 row.extend(facts.tokens)
@@ -132,10 +151,14 @@ class Job:
         return [torch.tensor(row, dtype=torch.long) for row in rows]
 
     def _options(self) -> Options:
-        """Reads the checkpoint's own generation settings; what is not supported is refused."""
+        """Reads the checkpoint's own generation settings; flags win, and decide about drawing."""
         args = self.args
-        wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
-        for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+        wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "seed": args.seed}
+        for name in _FLAGS:
             if getattr(args, name) is not None:
                 wanted[name] = getattr(args, name)
+        if args.bad_words:
+            encode = self.pair.tokenizer.encode
+            words = [encode(word, add_special_tokens=False) for word in args.bad_words]
+            wanted["bad_words_ids"] = words
         return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)

@@ -32,7 +32,8 @@ class Report:
         target_prefill_forwards: Target calls while reading prompts.
         draft_forwards: Draft calls, prompts included.
         seconds: Wall time of each phase: prefill, draft, verify (with commit and host read), or
-            cycle where drafting and verification are one graph.
+            cycle where drafting and verification are one graph. Where processors run on the host
+            score, host and commit stand for verify.
         first_token_seconds: From the start of the call to the end of its first cycle.
         target_shapes: Distinct (method, B, T) the target has been called with since it was built.
         draft_shapes: The same for the draft.

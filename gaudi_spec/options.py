@@ -14,21 +14,24 @@ import torch
 from transformers import GenerationConfig
 
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
+from .decoding import ARGUMENTS, PROCESSORS, WARPERS, to_sampling
 from .errors import ConfigError, InputError, UnsupportedOptionError
 from .request import token_ids
+from .sampling.options import Sampling
 
 _HONOURED = frozenset(
     """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
-    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size""".split()
+    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size do_sample""".split()
+    + WARPERS
+    + PROCESSORS
 )
-# Without effect on greedy decoding of a decoder-only model, in Transformers too: options of
-# sampling and of beams, of other modes, of compilation, and identifiers.
+# Without effect on a decoder-only model without beams, in Transformers too: options of beams, of
+# other modes, of compilation, and identifiers.
 _INERT = frozenset(
-    """temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff length_penalty
-    early_stopping low_memory bos_token_id decoder_start_token_id
+    """length_penalty early_stopping low_memory bos_token_id decoder_start_token_id
     transformers_version compile_config disable_compile assistant_lookbehind
     target_lookbehind return_legacy_cache prefill_chunk_size max_cache_len
-    renormalize_logits assistant_ensemble_weight""".split()
+    assistant_ensemble_weight""".split()
 )
 # Values, besides None, False and the default, that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -37,10 +40,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "num_return_sequences": (1,),
-    "repetition_penalty": (1, 1.0),
-    "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1, 1.0),
-    "encoder_no_repeat_ngram_size": (0,),
     "penalty_alpha": (0, 0.0),
     "assistant_confidence_threshold": (0.4,),  # Transformers' default; K is fixed here
     "guidance_scale": (1, 1.0),
@@ -60,6 +59,7 @@ class Options:
         num_assistant_tokens: K, or None where neither the call nor a model sets it.
         prompt_lookup_num_tokens: K of prompt lookup; None if it is not asked for.
         max_matching_ngram_size: See `SpecConfig`, or None.
+        sampling: How tokens are chosen.
     """
 
     max_new_tokens: int
@@ -69,6 +69,7 @@ class Options:
     num_assistant_tokens: int | None
     prompt_lookup_num_tokens: int | None
     max_matching_ngram_size: int | None
+    sampling: Sampling
 
 
 def resolve_options(
@@ -94,6 +95,8 @@ def resolve_options(
     if not isinstance(generation_config, (GenerationConfig, type(None))):
         raise ConfigError(f"generation_config must be a GenerationConfig: {generation_config!r}.")
     _check_budget(kwargs.get("max_new_tokens"))
+    kwargs = dict(kwargs)
+    ours = {name: kwargs.pop(name, None) for name in ARGUMENTS}
     try:
         config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
     except (TypeError, ValueError) as error:  # Transformers' own checks, which name the option
@@ -120,6 +123,7 @@ def resolve_options(
         num_assistant_tokens=_num_assistant_tokens(config, assistant_model),
         prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
         max_matching_ngram_size=config.max_matching_ngram_size,
+        sampling=to_sampling(model, config, ours),
     )
 
 

@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the argument parser, so that other programs and the docs can read it."""
     p = argparse.ArgumentParser(
         prog="gaudi-spec generate",
-        description="Generate text with a target model and a draft model, on static shapes. The "
-        "text is the target's own, token for token.",
+        description="Generate text with a target model and a draft model, on static shapes. Greedy "
+        "text is the target's own, token for token; sampled text follows its distribution.",
     )
     model = p.add_argument_group("models")
     model.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
@@ -105,7 +105,8 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument(
         "--use_kv_cache", action="store_true", help="accepted; the cache is always on"
     )
-    text.add_argument("--seed", type=int, default=27, help="seed of PyTorch; greedy needs none")
+    text.add_argument("--seed", type=int, default=27, help="seed of sampling")
+    _add_sampling(p.add_argument_group("choice of tokens (default: the checkpoint's values)"))
     run = p.add_argument_group("run")
     run.add_argument("--device", default="auto", choices=("auto", *DEVICES))
     run.add_argument(
@@ -137,6 +138,23 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _add_sampling(group: Any) -> None:
+    group.add_argument("--do_sample", action="store_true", help="draw tokens; default: greedy")
+    group.add_argument("--temperature", type=float, help="of the draw")
+    group.add_argument("--top_k", type=int, help="draw among the k best")
+    group.add_argument("--top_p", type=float, help="draw among the best that hold this mass")
+    group.add_argument("--min_p", type=float, help="draw among what has this share of the best")
+    group.add_argument("--repetition_penalty", type=float, help="above 1: fewer repetitions")
+    group.add_argument("--no_repeat_ngram_size", type=int, help="no n-gram twice")
+    group.add_argument("--bad_words", nargs="+", help="words that may not be generated")
+    group.add_argument(
+        "--verifier",
+        choices=("rejection", "coupled"),
+        help="how drawn tokens are verified: rejection accepts most (default); coupled gives the "
+        "very text of plain sampling with the same seed",
+    )
+
+
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. Errors are raised for `cli.main` to print."""
     args = parser().parse_args(argv)
@@ -149,7 +167,8 @@ def main(argv: list[str]) -> int:
     run, baseline, outputs = job.run()
     texts = [[text] for text in pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)]
     values = results.results(run, baseline, sentences, texts, device)
-    values["texts_equal_baseline"] = None if baseline is None else job.equal(outputs)
+    comparable = baseline is not None and job.reproducible
+    values["texts_equal_baseline"] = job.equal(outputs) if comparable else None
     if args.output_dir:  # before anything is printed: a closed pipe must not lose it
         results.write_json(Path(args.output_dir) / "results.json", values)
     _print(args, job, run, baseline, outputs, texts, sentences)
@@ -184,6 +203,8 @@ def _check(args: argparse.Namespace) -> SpecConfig:
         raise ConfigError(
             "--max_matching_ngram_size is for prompt lookup: add --prompt_lookup_num_tokens."
         )
+    if args.verifier is not None:
+        config = config.replace(verifier=args.verifier)
     if args.torch_compile:
         config = config.replace(compile="graph")
     if args.bucket_size > 0:
@@ -253,9 +274,16 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     print(results.speculation_block(run, baseline))
     if baseline is not None:
         for i, (prompt, ours, other) in enumerate(zip(job.prompts, outputs, job.plain_outputs), 1):
-            verdict = checker.explain(job.pair.target, prompt, ours, other)
-            print(f"{f'Text {i} against plain decoding':35} = {verdict}")
+            print(f"{f'Text {i} against plain decoding':35} = {_verdict(job, prompt, ours, other)}")
     print()
+
+
+def _verdict(job: Job, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Tensor) -> str:
+    if not job.reproducible:
+        return "another draw (--verifier coupled would give the same text)"
+    if job.plainly_greedy:
+        return checker.explain(job.pair.target, prompt, ours, other)
+    return "identical" if torch.equal(ours, other) else "different"
 
 
 def _millions(model: Any) -> str:

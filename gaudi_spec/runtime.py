@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import cycle
+from . import cycle, host
 from .buckets import chunks, windows
 from .config import SpecConfig
 from .device import Device
@@ -31,6 +31,7 @@ from .request import Request
 from .sampling.options import Sampling
 from .sampling.rules import Structure
 from .state import State
+from .verify import Verdict
 
 
 class Runtime:
@@ -83,7 +84,8 @@ class Runtime:
         self._fused = self.captures and config.fuse_cycle
         self._windows = windows(slots, config.bucket_size)
         self._proposals: dict[tuple[int, bool], Proposal] = {}
-        self._built: set[Structure] = set()
+        self._blocks: dict[int, tuple[torch.Tensor, Verdict, torch.Tensor]] = {}
+        self._built: set[tuple[Structure, bool]] = set()
         self.reset()
 
     def clean(self) -> None:
@@ -156,9 +158,12 @@ class Runtime:
         packed = None
         for role, work in self._cycle_work(k, window):
             start, begin = begin, time.perf_counter()
-            packed = self.graphs.run(self._cycle_key(role, k, window), work)
+            if role == "host":
+                work()
+            else:
+                packed = self.graphs.run(self._cycle_key(role, k, window), work)
             self.device.border()
-            self.seconds[role] += time.perf_counter() - start
+            self.seconds[role] = self.seconds.get(role, 0.0) + time.perf_counter() - start
             begin = time.perf_counter()
         return packed
 
@@ -177,13 +182,13 @@ class Runtime:
         prompt = torch.zeros(2, dtype=torch.long)
         self.state.reset([prompt] * rows, [budget] * rows, 0, ends, sampling)
         self.graphs.warm_up(self._jobs(sizes), quiet)
-        self._built.add(self.state.rules.structure)
+        self._built.add((self.state.rules.structure, sampling.on_host))
 
     def knows(self, request: Request) -> bool:
         """Returns whether no graph has to be built for the rules of `request`."""
         sampling = dataclasses.replace(request.sampling, seed=0)
         plan = self.state.plan(sampling, request.eos_token_ids)
-        return not self.captures or plan.structure in self._built
+        return not self.captures or (plan.structure, sampling.on_host) in self._built
 
     def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
         for role, model in self.models.items():
@@ -192,7 +197,8 @@ class Runtime:
         for k in sorted({0, *sizes} if self.drafter is not None else {0}):
             for window in self._windows:
                 for role, work in self._cycle_work(k, window):
-                    yield self._cycle_key(role, k, window), work
+                    if role != "host":
+                        yield self._cycle_key(role, k, window), work
 
     def _cycle_key(self, role: str, k: int, window: int) -> Key:
         return Key(role, self.state.batch, k, window, self.state.rules.structure)
@@ -209,7 +215,7 @@ class Runtime:
             target.cache.window = window
             return cycle.check(state, target, proposal)
 
-        if self._fused:
+        if self._fused and not state.sampling.on_host:
             return [("cycle", lambda: check(propose()))]
         kept = self._proposal_buffers(k)
 
@@ -218,7 +224,37 @@ class Runtime:
                 if buffer is not None:
                     buffer.copy_(value)
 
-        return [("draft", first), ("verify", lambda: check(kept))]
+        if not state.sampling.on_host:
+            return [("draft", first), ("verify", lambda: check(kept))]
+        logits, verdict, sound = self._host_buffers(k)
+
+        def score() -> None:
+            target.cache.window = window
+            logits.copy_(cycle.score(state, target, kept)[0])
+
+        def decide() -> None:
+            (n_accepted, tokens), fine = host.choose(state, kept, logits)
+            for buffer, value in zip((*verdict, sound), (n_accepted, tokens, fine)):
+                buffer.copy_(value)
+
+        def commit() -> torch.Tensor:
+            return cycle.commit(state, verdict, kept.n_proposed, sound)
+
+        return [("draft", first), ("score", score), ("host", decide), ("commit", commit)]
+
+    def _host_buffers(self, k: int) -> tuple[torch.Tensor, Verdict, torch.Tensor]:
+        """Returns logits, verdict and soundness of a block that is decided about on the host."""
+        if k not in self._blocks:
+            batch, place = self.state.batch, {"device": self.device.torch_device}
+            self._blocks[k] = (
+                torch.zeros(batch, k + 1, self.target.vocab_size, **place),
+                Verdict(
+                    torch.zeros(batch, dtype=torch.long, **place),
+                    torch.zeros(batch, k + 1, dtype=torch.long, **place),
+                ),
+                torch.zeros(batch, k + 1, dtype=torch.bool, **place),
+            )
+        return self._blocks[k]
 
     def _proposal_buffers(self, k: int) -> Proposal:
         """Returns what a draft graph leaves for the verify graph of the same K."""

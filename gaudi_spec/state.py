@@ -28,6 +28,8 @@ class State:
         done: `[B]` bool.
         ends: `[V]` int32, 1 at end-of-text ids.
         rules: How tokens are chosen; another object where the call has another structure.
+        sampling: What they were made of, and the callables that run on the host.
+        rows: Rows that have a prompt; those behind are spare.
 
     Args:
         verifier: How drawn tokens are verified, "rejection" or "coupled".
@@ -51,7 +53,8 @@ class State:
         self.ends = torch.zeros(vocab_size, dtype=torch.int32, device=device)
         self._verifier = verifier
         self._rules: dict[Structure, Rules] = {}
-        self.choose_by(self.plan(Sampling(), ()), 0)
+        self.rows, self.sampling = 0, Sampling()
+        self.choose_by(self.plan(self.sampling, ()), 0)
 
     def reset(
         self,
@@ -84,6 +87,7 @@ class State:
         ends[[i for i in eos_token_ids if 0 <= i < len(ends)]] = 1
         self.ends.copy_(ends)
         self.choose_by(self.plan(sampling, eos_token_ids), len(prompts))
+        self.rows, self.sampling = len(prompts), sampling
 
     def plan(self, sampling: Sampling, eos_token_ids: Sequence[int]) -> Plan:
         """Returns the rules that a call would have."""

@@ -73,12 +73,12 @@ def last(out):
     return json.loads(out.rstrip("\n").splitlines()[-1])
 
 
-def text_of(prompt, new=NEW, eos=None, model=None):
+def text_of(prompt, new=NEW, eos=None, model=None, **changes):
     """Returns the text that `model.generate` continues `prompt` (a list of ids) with."""
     model = model or toys.target()
     ids = torch.tensor([prompt])
     options = dict(do_sample=False, max_new_tokens=new, eos_token_id=eos, pad_token_id=0)
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **changes)
     new_ids = out[0, len(prompt) :]
     return tiny_checkpoints.word_tokenizer().decode(new_ids, skip_special_tokens=True)
 
@@ -301,6 +301,39 @@ def test_sampling_defaults_of_a_checkpoint_do_not_matter(command, damaged):
     assert code == 0 and last(out)["output"] == [[text_of(ONE)]]
 
 
+def test_the_penalty_of_a_checkpoint_counts_and_a_flag_wins(command, damaged):
+    target = damaged("penalty")
+    penal = text_of(ONE, repetition_penalty=1.2)
+    assert penal != text_of(ONE)
+    assert last(command("--prompt", FIRST, target=target)[1])["output"] == [[penal]]
+    flags = ["--prompt", FIRST, "--repetition_penalty", 1.0]
+    assert last(command(*flags, target=target)[1])["output"] == [[text_of(ONE)]]
+
+
+def test_bad_words_and_ngrams_are_those_of_generate(command):
+    word = text_of(ONE).split()[2]
+    ids = tiny_checkpoints.word_tokenizer().encode(word, add_special_tokens=False)
+    want = text_of(ONE, bad_words_ids=[ids], no_repeat_ngram_size=1)
+    flags = ["--bad_words", word, "--no_repeat_ngram_size", 1]
+    assert last(command("--prompt", FIRST, *flags)[1])["output"] == [[want]]
+
+
+def test_sampled_text_depends_on_the_seed_and_coupled_equals_plain(command):
+    draw = ["--prompt", FIRST, "--do_sample", "--temperature", 1.5, "--top_p", 0.9, "--seed"]
+    texts = [last(command(*draw, seed)[1])["output"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    code, out, _ = command(*draw, 1, "--compare_baseline")
+    assert code == 0 and last(out)["texts_equal_baseline"] is None and "another draw" in out
+    code, out, _ = command(*draw, 1, "--compare_baseline", "--verifier", "coupled")
+    assert last(out)["texts_equal_baseline"] is True and "= identical" in out
+
+
+def test_a_bad_sampling_flag_is_one_sentence(command):
+    code, _, err = command("--prompt", FIRST, "--do_sample", "--temperature", 0)
+    assert code == 2
+    assert_one_sentence(err, "temperature")
+
+
 # Streams
 
 
@@ -395,11 +428,12 @@ def damaged(tmp_path):
         elif damage == "no_template":
             for path in directory.glob("*template*"):
                 path.unlink()
-        elif damage in ("sampling", "penalty"):
+        elif damage in ("sampling", "penalty", "guidance"):
             path = directory / "generation_config.json"
             values = json.loads(path.read_text())
             new = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
-            values |= new if damage == "sampling" else {"repetition_penalty": 1.2}
+            other = {"penalty": {"repetition_penalty": 1.2}, "guidance": {"guidance_scale": 1.5}}
+            values |= other.get(damage, new)
             path.write_text(json.dumps(values))
         else:
             assert damage == "other_tokenizer", damage
@@ -433,7 +467,7 @@ def assert_one_sentence(err, *words):
         ("bert_classifier", 2, "bert"),
         ("t5", 2, "t5"),
         ("bart", 2, "bart"),
-        ("penalty", 2, "repetition_penalty"),
+        ("guidance", 2, "guidance_scale"),
     ],
 )
 def test_a_bad_checkpoint_is_explained_in_one_sentence(command, damaged, damage, code, word):

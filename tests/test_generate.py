@@ -17,7 +17,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
     TextStreamer,
 )
 from transformers.generation import CompileConfig, MaxLengthCriteria, WatermarkingConfig
@@ -29,6 +28,7 @@ from gaudi_spec.errors import GaudiSpecError, InputError, UnsupportedOptionError
 RAGGED = toys.PROMPTS[:4]
 EOS = 67  # emitted by the toy target in the middle of several of its texts
 EOS_LIST = [67, 46, 5]
+TEXT = toys.references()[3].tolist()
 FIELDS = sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
@@ -53,7 +53,7 @@ def draft(name: str = "noisy"):
 def theirs(model, ids, **options):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model.generate(ids, do_sample=False, **options)
+        return model.generate(ids, **{"do_sample": False} | options)
 
 
 def ours(model, ids, drafted_by="noisy", **options):
@@ -592,20 +592,8 @@ def test_a_perfect_draft_is_always_accepted_and_an_unrelated_one_hardly():
 
 IDS = toys.PROMPTS[3][None]
 REFUSED = {
-    "do_sample": True,
     "num_beams": 2,
     "num_return_sequences": 2,
-    "repetition_penalty": 1.2,
-    "encoder_repetition_penalty": 1.2,
-    "no_repeat_ngram_size": 2,
-    "bad_words_ids": [[5]],
-    "sequence_bias": {(5,): 2.0},
-    "suppress_tokens": [5],
-    "begin_suppress_tokens": [5],
-    "forced_eos_token_id": 5,
-    "forced_bos_token_id": 5,
-    "exponential_decay_length_penalty": (2, 1.5),
-    "remove_invalid_values": True,
     "stop_strings": ["x"],
     "max_time": 5.0,
     "output_scores": True,
@@ -626,9 +614,7 @@ REFUSED = {
 }
 REFUSED_ARGUMENTS = {
     "streamer": TextStreamer.__new__(TextStreamer),
-    "logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.5)]),
     "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(20)]),
-    "prefix_allowed_tokens_fn": lambda row, ids: [3],
     "past_key_values": DynamicCache(),
     "inputs_embeds": torch.zeros(1, 3, 32),
     "position_ids": torch.arange(17)[None],
@@ -683,9 +669,25 @@ def test_arguments_that_ask_for_nothing_are_accepted(options):
     assert torch.equal(got[0, 17:], toys.references()[3][:8])
 
 
+PROCESSED = {
+    "bad_words_ids": [[TEXT[0]], TEXT[4:6]],
+    "begin_suppress_tokens": [TEXT[0]],
+    "encoder_no_repeat_ngram_size": 1,
+    "encoder_repetition_penalty": 3.0,
+    "exponential_decay_length_penalty": (2, 1.5),
+    "forced_bos_token_id": 5,
+    "forced_eos_token_id": 5,
+    "no_repeat_ngram_size": 1,
+    "remove_invalid_values": True,
+    "repetition_penalty": 1.5,
+    "sequence_bias": {(5,): 2.0, tuple(TEXT[2:4]): -50.0},
+    "suppress_tokens": [TEXT[3]],
+}
 # A telling value of every field that Transformers has: one that changes greedy text if it can.
 TELLING = {
     **REFUSED,
+    **PROCESSED,
+    "do_sample": False,
     "assistant_confidence_threshold": 0.9,
     "assistant_ensemble_weight": 0.5,
     "assistant_lookbehind": 3,
@@ -697,7 +699,6 @@ TELLING = {
     "disable_compile": True,
     "diversity_penalty": 5.0,
     "early_stopping": True,
-    "encoder_no_repeat_ngram_size": 1,
     "eos_token_id": EOS,
     "epsilon_cutoff": 0.2,
     "eta_cutoff": 0.2,
@@ -751,8 +752,9 @@ def test_every_field_of_a_generation_config_is_honoured_or_refused(name, where, 
     elif where == "argument":
         names = {"max_new_tokens", "pad_token_id", "eos_token_id", name}
         options = {key: value for key, value in vars(given).items() if key in names}
-    # Transformers 4.55 forgets the padding when it prefills in chunks; look-up takes one row only.
-    alone = name in ("prefill_chunk_size", "prompt_lookup_num_tokens")
+    # Transformers 4.55 forgets the padding when it prefills in chunks, look-up takes one row only,
+    # and its processors take padding for text.
+    alone = name in ("prefill_chunk_size", "prompt_lookup_num_tokens", *PROCESSED)
     ids, mask = toys.left_pad(RAGGED[3:] if alone else RAGGED)
     try:
         got = ours(model, ids, attention_mask=mask, **options)
@@ -762,10 +764,15 @@ def test_every_field_of_a_generation_config_is_honoured_or_refused(name, where, 
     assert got.tolist() == theirs(model, ids, attention_mask=mask, **options).tolist()
 
 
-@pytest.mark.parametrize("name", ["max_length", "min_length", "min_new_tokens", "eos_token_id"])
+TOLD = ["max_length", "min_length", "min_new_tokens", "eos_token_id", *PROCESSED]
+SILENT = {"forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"}  # on this prompt
+TOLD = [name for name in TOLD if name not in SILENT]
+
+
+@pytest.mark.parametrize("name", TOLD)
 def test_the_honoured_fields_of_the_table_do_change_the_text(name):
     given, plain = with_field(name, TELLING[name]), with_field("max_new_tokens", 20)
-    ids, mask = toys.left_pad(RAGGED)
+    ids, mask = toys.left_pad(RAGGED[3:] if name in PROCESSED else RAGGED)
     texts = [
         ours(toys.target(), ids, attention_mask=mask, generation_config=config).tolist()
         for config in (given, plain)

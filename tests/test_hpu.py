@@ -15,6 +15,7 @@ import toys
 
 from gaudi_spec import SpecConfig, SpeculativeEngine, checker
 from gaudi_spec.device import DEVICES
+from gaudi_spec.sampling import noise
 
 pytestmark = pytest.mark.hpu
 
@@ -57,6 +58,17 @@ def engine(device, config: SpecConfig, family: str = "llama", draft: str = "nois
     place = device.torch_device
     models = moved(family, None, place), moved(family, draft, place)
     return SpeculativeEngine(*models, config, device)
+
+
+def test_noise_is_that_of_the_cpu(device):
+    """Products of 32-bit integers wrap around, so a seed gives one text everywhere."""
+    words = torch.arange(-(1 << 31), 1 << 31, 999_983).int()
+    keys = torch.tensor(noise.row_keys(27, 3)).int()
+    place = torch.arange(20).expand(3, 20)
+    there = [tensor.to(device.torch_device) for tensor in (words, keys, place)]
+    assert torch.equal(noise.mix(there[0]).cpu(), noise.mix(words))
+    got = noise.exponential(*there[1:], noise.DRAFT, 200).cpu()
+    assert torch.allclose(got, noise.exponential(keys, place, noise.DRAFT, 200), rtol=1e-5)
 
 
 @torch.no_grad()

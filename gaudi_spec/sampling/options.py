@@ -23,6 +23,9 @@ class Sampling:
         seed: Fixes the noise: one for all rows (each has its own noise still), or one for each row,
             whose text is then the same alone and in any batch. None: drawn from torch's CPU
             generator, so that `torch.manual_seed` fixes it and the next call differs.
+        prefix_allowed_tokens_fn: As in Transformers; called on the host for every token.
+        logits_processor: Callables `(input_ids [B, W], scores [B, V]) -> scores`, likewise.
+        pad_token_id: What they see as padding.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
@@ -53,6 +56,14 @@ class Sampling:
     exponential_decay_length_penalty: tuple[int, float] | None = None
     suppress_tokens: Sequence[int] | None = None
     begin_suppress_tokens: Sequence[int] | None = None
+    prefix_allowed_tokens_fn: Any = None
+    logits_processor: Sequence[Any] = ()
+    pad_token_id: int = 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether Python decides about every token."""
+        return self.prefix_allowed_tokens_fn is not None or len(self.logits_processor) > 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # an unset option of Transformers may be None
@@ -69,9 +80,10 @@ class Sampling:
         for name in ("frequency_penalty", "presence_penalty"):
             self._check(name, math.isfinite, "a number")
         for name in ("top_k", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
-            self._check(name, lambda x: x == int(x) and x >= 0, "a whole number of at least 0")
+            self._check(name, lambda x: type(x) is int and x >= 0, "a whole number of at least 0")
         decay = self.exponential_decay_length_penalty
-        if decay is not None and not (len(decay) == 2 and decay[1] > 0):
+        pair = isinstance(decay, (tuple, list)) and len(decay) == 2
+        if decay is not None and not (pair and decay[1] > 0):
             raise ConfigError(
                 "exponential_decay_length_penalty must be a start and a factor above 0, not "
                 f"{decay!r}."

@@ -54,7 +54,7 @@ def sequence_bias(
     for back in range(1, prefix.shape[1] + 1):
         want = prefix[:, -back]
         match = match * ((_behind(text, back)[:, :, None] == want) | (want < 0)).int()
-    added = torch.where(match > 0, bias, 0.0)
+    added = torch.where(match > 0, bias, 0.0).to(logits.dtype)
     return logits + torch.zeros_like(logits).scatter_add(-1, last.expand(added.shape), added)
 
 

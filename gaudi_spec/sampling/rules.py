@@ -6,8 +6,9 @@ word is another content of the same buffers.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -170,13 +171,36 @@ class Rules:
         if plan.seed is not None:
             self.keys[:rows].copy_(torch.tensor(noise.row_keys(plan.seed, rows)).int())
 
-    def process(self, logits: torch.Tensor, text: Text) -> torch.Tensor:
-        """Returns processed logits `[B, T, V]`, float32 wherever a step computes with them."""
+    def on_host(self) -> Rules:
+        """Returns a copy on the CPU."""
+        other = copy.copy(self)
+        other.keys, other._values = self.keys.cpu(), [value.cpu() for value in self._values]
+        return other
+
+    def part(self, number: int) -> range:
+        """Returns the places of steps before a prefix constraint, before processors, after."""
+        names = [name for name, *_ in self.structure.steps]
+        first = names.index(_MIN_LENGTH.name) + 1
+        last = sum(name not in _WARPERS for name in names)
+        return (range(first), range(first, last), range(last, len(names)))[number]
+
+    def process(
+        self, logits: torch.Tensor, text: Text, places: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Returns processed logits `[B, T, V]`, in float32 at least where a step computes.
+
+        Args:
+            logits: `[B, T, V]`.
+            text: What the steps read.
+            places: Which steps to do; None: all.
+        """
         if self.structure != GREEDY:
-            logits = logits.float()
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         values = iter(self._values)
-        for name, constants, shapes in self.structure.steps:
+        for place, (name, constants, shapes) in enumerate(self.structure.steps):
             own = [next(values) for _ in shapes]
+            if places is not None and place not in places:
+                continue
             if name in _WARPERS:
                 logits = getattr(warpers, name)(logits, *constants, *own)
             else:

@@ -16,9 +16,9 @@ def temperature(logits: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def top_h(logits: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Keeps the likeliest of the 100 first tokens that hold the given share of their entropy."""
     best, ids = logits.topk(min(100, logits.shape[-1]))
-    log_p = best.log_softmax(-1)
-    terms = -torch.where(log_p > float("-inf"), log_p.exp() * log_p, 0.0)
-    kept = terms.cumsum(-1) <= terms.sum(-1, keepdim=True) * value
+    entropy, p = _entropy(best)
+    terms = torch.where(p > 0, -p * p.log(), float("inf"))
+    kept = terms.cumsum(-1) <= entropy * value
     kept = _but_first(kept.int(), first=1)
     return _forbid(logits, torch.zeros_like(logits, dtype=torch.int32).scatter(-1, ids, kept) == 0)
 
@@ -67,9 +67,7 @@ def epsilon_cutoff(logits: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def eta_cutoff(logits: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Drops what is less likely than a threshold that falls with the entropy."""
-    log_p = logits - logits.logsumexp(-1, keepdim=True)
-    p = log_p.softmax(-1)
-    entropy = -(log_p.clamp(min=torch.finfo(log_p.dtype).min) * p).sum(-1, keepdim=True)
+    entropy, _ = _entropy(logits)
     least = torch.minimum(value, value.sqrt() * torch.exp(-entropy))
     return _forbid(logits, (logits.softmax(-1) < least) & (logits < _best(logits)))
 
@@ -77,6 +75,14 @@ def eta_cutoff(logits: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def renormalize(logits: torch.Tensor) -> torch.Tensor:
     """Returns log-probabilities."""
     return logits.log_softmax(-1)
+
+
+def _entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns entropy `[B, T, 1]` and probabilities, in the arithmetic of `Categorical`."""
+    log_p = logits - logits.logsumexp(-1, keepdim=True)
+    p = log_p.softmax(-1)
+    surprise = log_p.clamp(min=torch.finfo(log_p.dtype).min) * p
+    return -surprise.sum(-1, keepdim=True), p
 
 
 def _forbid(logits: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
