@@ -62,7 +62,7 @@ class State:
         budgets: Sequence[int],
         min_new_tokens: int,
         eos_token_ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | None = None,
     ) -> None:
         """Loads a `Request`, left-justified; rows without a prompt are done from the start.
 
@@ -86,8 +86,8 @@ class State:
         ends = torch.zeros(self.ends.shape, dtype=torch.int32)
         ends[[i for i in eos_token_ids if 0 <= i < len(ends)]] = 1
         self.ends.copy_(ends)
-        self.choose_by(self.plan(sampling, eos_token_ids), len(prompts))
-        self.rows, self.sampling = len(prompts), sampling
+        self.rows, self.sampling = len(prompts), sampling or Sampling()
+        self.choose_by(self.plan(self.sampling, eos_token_ids), self.rows)
 
     def plan(self, sampling: Sampling, eos_token_ids: Sequence[int]) -> Plan:
         """Returns the rules that a call would have."""

@@ -10,6 +10,8 @@ import types
 import torch
 
 from gaudi_spec import cycle, host
+from gaudi_spec.config import SpecConfig
+from gaudi_spec.drafters.base import Context
 from gaudi_spec.drafters.model import ModelDrafter
 from gaudi_spec.sampling.options import Sampling
 from gaudi_spec.state import State
@@ -50,16 +52,30 @@ class Bench:
         verifier: See `SpecConfig`.
         ends: End-of-text ids.
         least: New tokens before an end.
+        kind: The drafter.
     """
 
     def __init__(
-        self, target, draft, rows, new, prompt, sampling: Sampling, verifier, ends=(), least=0
+        self,
+        target,
+        draft,
+        rows,
+        new,
+        prompt,
+        sampling: Sampling,
+        verifier,
+        ends=(),
+        least=0,
+        kind=ModelDrafter,
     ):
         slots = len(prompt) + new
         self.target = Table(target, slots)
         self.state = State(rows, slots, 8, self.target.vocab_size, torch.device("cpu"), verifier)
         self.state.reset([torch.tensor(prompt)] * rows, [new] * rows, least, ends, sampling)
-        self.drafter = ModelDrafter(Table(draft, slots), self.target.vocab_size, (16,), None)
+        config = SpecConfig(max_matching_ngram_size=2)
+        host = lambda model: (model, None)  # noqa: E731
+        self.drafter = kind(Context(config, self.target, Table(draft, slots), rows, slots, host))
+        self.drafter.window = slots
         self.prompt = len(prompt)
 
     def step(self, k: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ def looked_up(rows, k, longest, ends=(), window=None, stale=0):
         types.SimpleNamespace(config=SpecConfig(max_matching_ngram_size=longest))
     )
     drafter.window = window or slots
-    tokens, n_proposed = drafter.propose(state, k)
+    tokens, n_proposed, _ = drafter.propose(state, k)
     assert tokens.shape == (len(rows), k) and tokens.dtype == n_proposed.dtype == torch.long
     return [row[:n] for row, n in zip(tokens.tolist(), n_proposed.tolist())]
 

@@ -14,6 +14,9 @@ import gaudi_spec
 from gaudi_spec import ConfigError, InputError, SpecConfig, SpeculativeEngine, verify
 from gaudi_spec.device import standin
 from gaudi_spec.device.emulated import EmulatedHpuDevice
+from gaudi_spec.drafters import model
+from gaudi_spec.drafters.model import ModelDrafter
+from gaudi_spec.drafters.ngram import CombinedDrafter, NgramDrafter
 from gaudi_spec.sampling import noise
 from gaudi_spec.sampling.options import Sampling
 from gaudi_spec.sampling.rules import Rules
@@ -69,23 +72,25 @@ VOCAB, ROWS, K = 8, 8000, 3
 WARPED = dict(temperature=0.8, top_k=6, top_p=0.95)
 
 
-def table_bench(seed, verifier="rejection", **rules):
+def table_bench(seed, verifier="rejection", kind=ModelDrafter, **rules):
     """Returns many rows over tables, each with noise of its own."""
     target, draft = (tables.random_logits(VOCAB, s).float() for s in (1, 2))
     sampling = Sampling(do_sample=True, seed=seed, **rules)
-    return tables.Bench(target, draft, ROWS, K + 3, [3], sampling, verifier)
+    prompt = [1, 2, 1, 3, 1, 2, 3]  # look-up finds something behind most of its tokens
+    return tables.Bench(target, draft, ROWS, K + 3, prompt, sampling, verifier, kind=kind)
 
 
 def drawn(seed, verifier="rejection", **rules):
     """Returns `[ROWS, 3]` tokens of whole cycles, and their law by plain steps."""
     b = table_bench(seed, verifier, **rules)
+    prompt = b.state.tokens[0, : b.prompt].tolist()
     for _ in range(3):
         b.step(K)
     joint = torch.zeros(VOCAB, VOCAB, VOCAB)
-    for first, p in enumerate(b.process([3], b.target.logits)):
-        for second, q in enumerate(b.process([3, first], b.target.logits)):
-            joint[first, second] = p * q * b.process([3, first, second], b.target.logits)
-    return b.state.tokens[:, 1:4], joint
+    for first, p in enumerate(b.process(prompt, b.target.logits)):
+        for second, q in enumerate(b.process([*prompt, first], b.target.logits)):
+            joint[first, second] = p * q * b.process([*prompt, first, second], b.target.logits)
+    return b.state.tokens[:, b.prompt : b.prompt + 3], joint
 
 
 def least_p(verifier="rejection", **rules):
@@ -100,6 +105,20 @@ def test_three_tokens_follow_the_targets_law(verifier, rules):
     """Each of them and all together, with merged bins, at a level for the whole family."""
     worst, level = least_p(verifier, **rules)
     assert worst > level
+
+
+@pytest.mark.parametrize("kind", [NgramDrafter, CombinedDrafter])
+def test_what_is_looked_up_keeps_the_law(kind):
+    """A looked-up token is certain, q = 1, also among tokens that a model drew."""
+    worst, level = least_p(kind=kind, **WARPED)
+    assert worst > level
+
+
+def test_looked_up_tokens_that_pass_for_drawn_ones_are_noticed(monkeypatch):
+    """The control: they are tested with the model's distribution."""
+    monkeypatch.setattr(model, "_certain", lambda ids, like: like)
+    worst, level = least_p(kind=CombinedDrafter, **WARPED)
+    assert worst < level
 
 
 REAL = {name: getattr(verify, name) for name in ("accepted", "remainder")}
@@ -184,8 +203,10 @@ def test_planted_faults_are_noticed(monkeypatch, fault):
 @pytest.mark.parametrize("draft", ["noisy", "unrelated"])
 def test_the_engine_follows_the_law_of_transformers(draft):
     """sgl-project/sglang and huggingface/transformers#47932: warpers on both sides of the test."""
-    model = toys.build("llama", 5, vocab=10, scale=0.25)
-    small = {"noisy": toys.noisy(model, 0.4), "unrelated": toys.build("llama", 78, vocab=10)}[draft]
+    target = toys.build("llama", 5, vocab=10, scale=0.25)
+    small = {"noisy": toys.noisy(target, 0.4), "unrelated": toys.build("llama", 78, vocab=10)}[
+        draft
+    ]
     options = dict(temperature=0.7, top_k=4, top_p=0.8)
     warp = [theirs.TemperatureLogitsWarper(0.7), theirs.TopKLogitsWarper(4)]
     warp.append(theirs.TopPLogitsWarper(0.8))
@@ -193,13 +214,13 @@ def test_the_engine_follows_the_law_of_transformers(draft):
     joint = torch.zeros(10, 10, 10)
     pairs = list(itertools.product(range(10), repeat=2))
     with torch.no_grad():
-        every = model(torch.tensor([[*prompt, *pair] for pair in pairs])).logits[:, 1:]
+        every = target(torch.tensor([[*prompt, *pair] for pair in pairs])).logits[:, 1:]
     for (first, second), logits in zip(pairs, every):
         for step in warp:
             logits = step(None, logits)
         p = logits.softmax(-1)
         joint[first, second] = p[0, first] * p[1, second] * p[2]
-    engine = SpeculativeEngine(model, small, SpecConfig(num_assistant_tokens=3))
+    engine = SpeculativeEngine(target, small, SpecConfig(num_assistant_tokens=3))
     texts = engine.generate([prompt] * rows, 3, sampling=Sampling(True, 3, **options))
     assert min(p_values(torch.stack(texts), joint)) > FAMILY / 8
     assert 0.02 < engine.report.acceptance_rate < 0.98
@@ -314,11 +335,11 @@ def test_rows_of_one_seed_differ_and_rows_with_their_own_stand_alone():
 
 def test_torch_seeds_the_default_and_a_generator_its_own():
     """A call takes one number: the next one differs, a fresh generator gives the same."""
-    model, ids = toys.target(), toys.PROMPTS[3][None]
+    target, ids = toys.target(), toys.PROMPTS[3][None]
 
     def text(**options):
         out = gaudi_spec.generate(
-            model,
+            target,
             ids,
             assistant_model=toys.drafts()["noisy"],
             max_new_tokens=NEW,
@@ -336,7 +357,7 @@ def test_torch_seeds_the_default_and_a_generator_its_own():
     own = [text(generator=torch.Generator().manual_seed(5)) for _ in range(2)]
     assert own[0] == own[1] != text(generator=torch.Generator().manual_seed(6))
     assert text(seed=5) == text(seed=5)
-    gaudi_spec.generate(model, ids, max_new_tokens=3)  # greedy draws nothing
+    gaudi_spec.generate(target, ids, max_new_tokens=3)  # greedy draws nothing
     assert torch.equal(state, torch.get_rng_state())
     with pytest.raises(ConfigError, match="generator"):
         text(seed=1, generator=torch.Generator())
@@ -492,12 +513,12 @@ def test_all_warpers_together_are_those_of_transformers():
     options = {name: values[1] for name, (_, values) in ALL.items()}
     if ALL["top_h"][0] is None:
         del options["top_h"]
-    model = toys.target()
-    config, _ = model._prepare_generation_config(
+    target = toys.target()
+    config, _ = target._prepare_generation_config(
         None, do_sample=True, renormalize_logits=True, max_new_tokens=4, **options
     )
-    model._prepare_special_tokens(config, True, device=torch.device("cpu"))
-    list_of_theirs = model._get_logits_processor(config, 3, torch.zeros(1, 3), device="cpu")
+    target._prepare_special_tokens(config, True, device=torch.device("cpu"))
+    list_of_theirs = target._get_logits_processor(config, 3, torch.zeros(1, 3), device="cpu")
     assert len(list_of_theirs) >= 8
     torch.manual_seed(0)
     logits = torch.randn(6, 97) * 2

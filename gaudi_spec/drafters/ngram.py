@@ -79,5 +79,6 @@ class CombinedDrafter(ModelDrafter):
         """Returns what was looked up, continued by the draft model as far as its slots go."""
         self._lookup.window = self.window
         found = self._lookup.propose(state, k)
-        tokens, n_proposed = self._propose(state, k, found)
-        return Proposal(tokens, torch.maximum(found.n_proposed, n_proposed))
+        proposal = self._propose(state, k, found)
+        counts = torch.maximum(found.n_proposed, proposal.n_proposed)
+        return proposal._replace(n_proposed=counts)
