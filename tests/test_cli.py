@@ -303,7 +303,7 @@ def test_sampling_defaults_of_a_checkpoint_do_not_matter(command, damaged):
 
 def test_the_penalty_of_a_checkpoint_counts_and_a_flag_wins(command, damaged):
     target = damaged("penalty")
-    penal = text_of(ONE, repetition_penalty=1.2)
+    penal = text_of(ONE, repetition_penalty=3.0)
     assert penal != text_of(ONE)
     assert last(command("--prompt", FIRST, target=target)[1])["output"] == [[penal]]
     flags = ["--prompt", FIRST, "--repetition_penalty", 1.0]
@@ -432,7 +432,7 @@ def damaged(tmp_path):
             path = directory / "generation_config.json"
             values = json.loads(path.read_text())
             new = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
-            other = {"penalty": {"repetition_penalty": 1.2}, "guidance": {"guidance_scale": 1.5}}
+            other = {"penalty": {"repetition_penalty": 3.0}, "guidance": {"guidance_scale": 1.5}}
             values |= other.get(damage, new)
             path.write_text(json.dumps(values))
         else:
