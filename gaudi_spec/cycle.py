@@ -26,6 +26,8 @@ class RowOutcome(NamedTuple):
             end-of-text token.
         n_unsound: Committed tokens whose logits were NaN or infinite.
         tokens: The `n_emitted` ids.
+        vectors: `[2, n_emitted, V]` float32, the logits that each was chosen by and the same
+            after processing; None unless they are kept.
     """
 
     n_emitted: int
@@ -34,6 +36,12 @@ class RowOutcome(NamedTuple):
     done: int
     n_unsound: int
     tokens: list[int]
+    vectors: torch.Tensor | None = None
+
+    def cut(self, count: int) -> RowOutcome:
+        """Returns the outcome of a row that ended after `count` of these tokens."""
+        accepted = min(self.n_accepted, count)
+        return self._replace(n_emitted=count, n_accepted=accepted, tokens=self.tokens[:count])
 
 
 def fill(state: State, model: ModelAdapter, width: int) -> torch.Tensor:
@@ -61,9 +69,21 @@ def draft(state: State, drafter: Drafter | None, k: int) -> tuple[torch.Tensor, 
 
 
 def check(
-    state: State, target: ModelAdapter, drafted: torch.Tensor, n_proposed: torch.Tensor
+    state: State,
+    target: ModelAdapter,
+    drafted: torch.Tensor,
+    n_proposed: torch.Tensor,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Verifies `drafted` `[B, K]` in one target forward and commits the outcome to `state`.
+
+    Args:
+        state: Tokens and lengths.
+        target: The target.
+        drafted: Proposals.
+        n_proposed: `[B]`, how many of them count.
+        kept: `[2, B, K+1, V]` float32 that receives the logits, as they come and processed, where
+            somebody wants them.
 
     Returns:
         `[B, 5 + K + 1]` int64, one `RowOutcome` a row; `unpack` reads it.
@@ -74,6 +94,8 @@ def check(
     # The last slot is never needed by a committed token (the last token of a full row is not fed),
     # so every position past the end can share it.
     logits = target.forward(torch.cat([last, drafted], 1), (index - 1).clamp(max=target.slots - 1))
+    if kept is not None:
+        kept.copy_(torch.stack([logits, sampling.block_early_eos(logits, index, state)]))
     chosen, sound = sampling.greedy(logits, index, state)
     verdict = verify.greedy(drafted, chosen, n_proposed)
     return _commit(state, verdict, n_proposed, sound)
@@ -102,6 +124,18 @@ def _commit(
     return torch.cat([torch.stack(facts, 1), verdict.tokens], 1)
 
 
-def unpack(packed: torch.Tensor) -> list[list[RowOutcome]]:
-    """Reads the packed outcomes of some cycles, `[N, B, 5 + K + 1]`, in one host read."""
-    return [[RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()]
+def unpack(packed: torch.Tensor, kept: torch.Tensor | None = None) -> list[list[RowOutcome]]:
+    """Reads the packed outcomes of some cycles, `[N, B, 5 + K + 1]`, in one host read.
+
+    Args:
+        packed: What `check` returned.
+        kept: What it kept, if it did; then N is 1.
+    """
+    cycles = [
+        [RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()
+    ]
+    if kept is not None:
+        kept = kept.to("cpu", copy=True)
+        rows = enumerate(cycles[0])
+        cycles = [[facts._replace(vectors=kept[:, r, : facts.n_emitted]) for r, facts in rows]]
+    return cycles

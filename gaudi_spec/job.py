@@ -96,12 +96,9 @@ class Job:
 
     def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
         rows: list[list[int]] = [[] for _ in self.prompts]
-        for outcome in engine.stream(
-            self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos
-        ):
-            for row, facts in zip(rows, outcome):
-                row.extend(facts.tokens)
-            bar.update(sum(facts.n_emitted for facts in outcome))
+        for event in engine.stream(self.prompts, self.args.max_new_tokens, eos_token_ids=self.eos):
+            rows[event.row].append(event.token)
+            bar.update()
         return [torch.tensor(row) for row in rows]
 
     def _bar(self, name: str, runs: int) -> tqdm:

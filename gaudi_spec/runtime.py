@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class Runtime:
         graphs: The graph runner with its counts.
         seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
         prefill_forwards: Target calls made by `prefill` since `reset`.
+        warned_room: Whether a caller was told that rows have outgrown the draft.
+        held: Tokens of each row whose cache entries are sound, all but the last one's.
     """
 
     def __init__(
@@ -75,12 +77,16 @@ class Runtime:
         place = {"dtype": torch.long, "device": device.torch_device}
         self._drafted = [torch.zeros(batch, k, **place) for k in range(widest + 1)]
         self._n_proposed = torch.zeros(batch, **place)
+        self.warned_room = False
+        self._kept: dict[int, torch.Tensor] = {}
+        self.held: list[list[int]] = [[] for _ in range(batch)]
         self.reset()
 
     def clean(self) -> None:
         """Zeroes all caches: a NaN in a stale slot would pass through every mask."""
         for model in self.models.values():
             model.cache.zero()
+        self.held = [[] for _ in self.held]
 
     @property
     def models(self) -> dict[str, ModelAdapter]:
@@ -96,14 +102,14 @@ class Runtime:
         self._hosted[role] = adapter
         return Hosted(adapter, functools.partial(self._fill, role, adapter))
 
-    def reset(self) -> None:
-        """Starts the counts of a new call."""
+    def reset(self, kept: Sequence[int] = ()) -> None:
+        """Starts a new call, to which the first `kept` cache entries of each row are of use."""
         self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
         if self._fused:
             self.seconds = {"prefill": 0.0, "cycle": 0.0}
         self.prefill_forwards = 0
         if self.drafter is not None:
-            self.drafter.reset()
+            self.drafter.reset(kept)
 
     def tell(self, report: Report) -> None:
         """Writes what is counted here into `report`."""
@@ -117,11 +123,11 @@ class Runtime:
             report.draft_shapes = len(self.drafter.shapes)
 
     @torch.no_grad()
-    def prefill(self, count: int) -> None:
-        """Feeds the first `count` tokens of every row to the target."""
+    def prefill(self, starts: Sequence[int], count: int) -> None:
+        """Feeds `count` tokens of every row, from its start on, to the target."""
         offset = 0
         for width in chunks(count, self.config.prefill_chunks):
-            self._fill("target", self.target, width, [offset] * self.state.batch)
+            self._fill("target", self.target, width, [start + offset for start in starts])
             self.prefill_forwards += 1
             offset += width
         self.device.synchronize()
@@ -153,12 +159,22 @@ class Runtime:
             begin = time.perf_counter()
         return packed
 
+    def kept(self, k: int) -> torch.Tensor | None:
+        """Returns `[2, B, k+1, V]`, the logits of the last cycle of k drafts, if they are kept."""
+        if not self.config.keep_logits:
+            return None
+        if k not in self._kept:
+            shape = (2, self.state.batch, k + 1, self.target.vocab_size)
+            self._kept[k] = torch.zeros(shape, device=self.state.device)
+        return self._kept[k]
+
     @torch.no_grad()
     def warm_up(self, sizes: set[int], quiet: bool) -> None:
         """Builds every graph that can be needed for these K, and closes the set."""
         prompt = torch.zeros(2, dtype=torch.long)
         rows = self.state.batch
         self.state.reset([prompt] * rows, [self.state.slots - 2] * rows, 0, ())
+        self.held = [[] for _ in self.held]
         self.graphs.warm_up(self._jobs(sizes), quiet)
 
     def _jobs(self, sizes: set[int]) -> Iterator[tuple[Key, Work]]:
@@ -172,7 +188,7 @@ class Runtime:
 
     def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
         state, target = self.state, self.target
-        drafted, n_proposed = self._drafted[k], self._n_proposed
+        drafted, n_proposed, kept = self._drafted[k], self._n_proposed, self.kept(k)
 
         def propose() -> tuple[torch.Tensor, torch.Tensor]:
             if self.drafter is not None:
@@ -181,7 +197,7 @@ class Runtime:
 
         def check(proposals: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
             target.cache.window = window
-            return cycle.check(state, target, proposals, counts)
+            return cycle.check(state, target, proposals, counts, kept)
 
         def whole() -> torch.Tensor:
             return check(*propose())

@@ -64,6 +64,11 @@ class State:
         ends[[i for i in eos_token_ids if 0 <= i < len(ends)]] = 1
         self.ends.copy_(ends)
 
+    def set_ends(self, lengths: Sequence[int], done: Sequence[bool]) -> None:
+        """Sets every row's length and whether it is done: what lies behind a length is stale."""
+        self.length.copy_(torch.tensor(lengths, dtype=torch.long))
+        self.done.copy_(torch.tensor(done))
+
     def is_eos(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns, for ids of any shape, which are end-of-text (bool, same shape)."""
         return self.ends.index_select(0, ids.reshape(-1)).view(ids.shape) > 0

@@ -92,7 +92,7 @@ class Two(ModelDrafter):
         super().__init__(context)
         self.other = ModelDrafter(context)
 
-    def reset(self):
+    def reset(self, kept=()):
         super().reset()
         self.other.reset()
 
