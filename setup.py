@@ -42,7 +42,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["gaudi_spec", "gaudi_spec.*"]),
+<<<<<<< HEAD
     package_data={"gaudi_spec": ["py.typed", "distill/prompts.txt"]},
+=======
+    package_data={"gaudi_spec": ["py.typed", "custom_generate/generate.py"]},
+>>>>>>> c4562b3 (generate: stop strings, stopping criteria, time limits, streamers, scores and logits, next turns)
     install_requires=[
         "torch",
         "transformers>=4.55",

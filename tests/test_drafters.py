@@ -93,8 +93,8 @@ class Two(ModelDrafter):
         self.other = ModelDrafter(context)
 
     def reset(self, kept=()):
-        super().reset()
-        self.other.reset()
+        super().reset(kept)
+        self.other.reset(kept)
 
     def catch_up(self, state, lengths, live):
         super().catch_up(state, lengths, live)
