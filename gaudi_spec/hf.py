@@ -29,7 +29,6 @@ def generate(
     model: Any,
     input_ids: torch.Tensor | None = None,
     *,
-    attention_mask: torch.Tensor | None = None,
     assistant_model: Any = None,
     num_assistant_tokens: int | None = None,
     generation_config: Any = None,
@@ -50,8 +49,6 @@ def generate(
     Args:
         model: The target, a Transformers causal LM.
         input_ids: `[B, W]` integer token ids, padded on either side.
-        attention_mask: `[B, W]`, 0 at padding. None: inferred from the pad token by Transformers'
-            rule.
         assistant_model: The draft, over the same tokenizer; None decodes plainly through the same
             static path, or by prompt lookup. May be `model` itself.
         num_assistant_tokens: K, 1 to 32. None: from `generation_config`, the draft's generation
@@ -64,8 +61,9 @@ def generate(
         past_key_values: What the call before returned in its result object: the prefix that its
             rows share with these is not fed again. No weight may have changed in between.
         spec_config: Settings that Transformers has no name for.
-        **generate_kwargs: Any other argument of `model.generate`: `max_new_tokens`, `max_length`,
-            `min_new_tokens`, `eos_token_id`, `stop_strings`, `max_time`, `output_scores`, ...
+        **generate_kwargs: Any other argument of `model.generate`: `attention_mask` (`[B, W]`, 0 at
+            padding; without it pads are inferred by Transformers' rule), `max_new_tokens`,
+            `max_length`, `eos_token_id`, `stop_strings`, `max_time`, `output_scores`, ...
             `prompt_lookup_num_tokens` (which is K then) drafts by prompt lookup, and beside an
             `assistant_model` by both: look-up first, the model where nothing matches;
             `max_matching_ngram_size` is its longest n-gram.
@@ -81,6 +79,8 @@ def generate(
         InputError: A prompt, mask or budget cannot be served.
         NumericalError: The target's logits are NaN or infinite.
     """
+    # Not among the named arguments: Transformers would hand it to a custom_generate twice.
+    attention_mask = generate_kwargs.pop("attention_mask", None)
     asked = asked_of_transformers()
     if asked is not None:
         if attention_mask is None:  # Transformers leaves out one that masks nothing

@@ -79,6 +79,11 @@ class BatchStreamer:
         self._queue: Queue[tuple[int, str] | BaseException | None] = Queue()
         self._timeout = timeout
 
+    def put(self, value: Any) -> None:
+        """Takes the prompts `[B, W]`, of which nothing is shown."""
+        if value.dim() < 2:
+            raise ConfigError("A BatchStreamer cannot follow model.generate: use custom_generate.")
+
     def add(self, event: TokenEvent) -> None:
         """Takes the next token of a row."""
         decoder = self._decoders.setdefault(event.row, self._make())
