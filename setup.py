@@ -42,11 +42,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["gaudi_spec", "gaudi_spec.*"]),
-<<<<<<< HEAD
-    package_data={"gaudi_spec": ["py.typed", "distill/prompts.txt"]},
-=======
-    package_data={"gaudi_spec": ["py.typed", "custom_generate/generate.py"]},
->>>>>>> c4562b3 (generate: stop strings, stopping criteria, time limits, streamers, scores and logits, next turns)
+    package_data={"gaudi_spec": ["py.typed", "custom_generate/generate.py", "distill/prompts.txt"]},
     install_requires=[
         "torch",
         "transformers>=4.55",

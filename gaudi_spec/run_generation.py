@@ -101,6 +101,12 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="go on after end of text, to the budget (Optimum Habana's default)",
     )
+    text.add_argument(
+        "--stop", nargs="*", metavar="TEXT", help="end a text as soon as it holds one of these"
+    )
+    text.add_argument(
+        "--num_return_sequences", type=int, default=1, help="texts for each prompt, if sampled"
+    )
     text.add_argument("--use_chat_template", action="store_true", help="as a chat message")
     text.add_argument(
         "--use_kv_cache", action="store_true", help="accepted; the cache is always on"
@@ -132,6 +138,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also time plain decoding, interleaved, and compare the text with it",
     )
+    run.add_argument(
+        "--stream", action="store_true", help="print the text as it comes (for one row)"
+    )
     run.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     run.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
     return p
@@ -144,10 +153,14 @@ def main(argv: list[str]) -> int:
     torch.manual_seed(args.seed)
     device = get_device(args.device)
     sentences = _sentences(args)
+    if args.stream and len(sentences) * args.num_return_sequences > 1:
+        raise ConfigError("--stream shows one text: give one prompt, or leave it out.")
     pair = _load(args, device)
     job = Job(args, pair, config, device, sentences)
     run, baseline, outputs = job.run()
-    texts = [[text] for text in pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+    flat = pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    each = args.num_return_sequences
+    texts = [flat[i : i + each] for i in range(0, len(flat), each)]
     values = results.results(run, baseline, sentences, texts, device)
     values["texts_equal_baseline"] = None if baseline is None else job.equal(outputs)
     if args.output_dir:  # before anything is printed: a closed pipe must not lose it
@@ -159,7 +172,12 @@ def main(argv: list[str]) -> int:
 
 def _check(args: argparse.Namespace) -> SpecConfig:
     """Checks everything that can be checked before a model is loaded."""
-    for name, least in (("max_new_tokens", 1), ("n_iterations", 1), ("warmup", 0)):
+    for name, least in (
+        ("max_new_tokens", 1),
+        ("n_iterations", 1),
+        ("num_return_sequences", 1),
+        ("warmup", 0),
+    ):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}.")
     if args.batch_size is not None and args.batch_size < 1:

@@ -49,7 +49,10 @@ class Recorder:
 
 @pytest.mark.parametrize("k, draft", [(1, "self"), (3, "noisy"), (5, "self"), (8, "unrelated")])
 def test_streamers_get_the_calls_of_plain_decoding_whatever_ends_the_text(k, draft):
-    """Prompt, one token a step, one end; the end of text at every offset of a block."""
+    """Prompt, one token a step, one end; the end of text at every offset of a block.
+
+    J3: vllm-project/vllm#26027, #30204
+    """
     stops = [[TEXT[at]] for at in range(0, NEW, 1 if k == 5 else 7)]
     for stop in [None, *stops]:
         want, got = Recorder(), Recorder()
@@ -98,7 +101,10 @@ def test_iterators_of_text_concatenate_to_the_text():
 
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
 def test_a_batch_streamer_concatenates_to_every_text(k):
-    """Of rows that end at different tokens, inside of characters too."""
+    """Of rows that end at different tokens, inside of characters too.
+
+    J3: turboderp-org/exllamav2#108
+    """
     ids, mask = toys.left_pad(toys.PROMPTS)
     for stop in ([], [TEXT[11]], [TEXT[20], 46]):
         streamer = BatchStreamer(TOKENIZER, timeout=60)
@@ -123,6 +129,7 @@ def test_decoded_pieces_concatenate_and_hold_no_half_characters(tokenizer):
 
 
 def test_events_say_row_token_origin_and_end():
+    """J5: vllm-project/vllm#45678"""
     engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"])
     events = list(engine.stream(toys.PROMPTS, NEW, eos_token_ids=[67, 46]))
     for row, text in enumerate(toys.references()):
@@ -212,7 +219,10 @@ def test_logits_are_copied_only_where_they_are_asked_for():
 
 
 def test_the_next_turn_feeds_only_what_is_new():
-    """Also where the user took a part of the answer back."""
+    """Also where the user took a part of the answer back.
+
+    F7: huggingface/transformers#31644
+    """
     ids, mask = toys.left_pad(toys.PROMPTS[2:4])
     options = dict(return_dict_in_generate=True, spec_config=SpecConfig(max_length=128))
     turn = ours(ids, attention_mask=mask, **options)
@@ -240,6 +250,7 @@ def test_caches_of_other_models_are_refused():
 
 
 def test_threads_with_streams_get_the_serial_results():
+    """M9: huggingface/transformers#48286"""
     want = [toys.references()[row][:NEW].tolist() for row in range(5)]
     got = {}
 
