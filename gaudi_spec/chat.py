@@ -12,7 +12,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .config import SpecConfig
-from .device import DEVICES, get_device
+from .device import DEVICES, Device, get_device
 from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .loading import Pair, Source, load_pair
@@ -43,21 +43,35 @@ class Chat:
 
     Args:
         pair: Models and tokenizer, which must have a chat template.
-        engine: Runs them.
+        config: Settings, `max_length` among them; the checkpoint's K counts where `k` is None.
+        device: Where the models are.
+        k: Draft tokens a cycle, or None.
         system: System message or None.
         max_new_tokens: Budget of an answer.
     """
 
     def __init__(
-        self, pair: Pair, engine: SpeculativeEngine, system: str | None, max_new_tokens: int
+        self,
+        pair: Pair,
+        config: SpecConfig,
+        device: Device,
+        k: int | None = None,
+        system: str | None = None,
+        max_new_tokens: int = 512,
     ) -> None:
         if not pair.tokenizer.chat_template:
             raise ConfigError("The target's tokenizer has no chat template: choose a chat model.")
-        self.pair, self.engine, self.max_new_tokens = pair, engine, max_new_tokens
-        self._first = [{"role": "system", "content": system}] if system else []
         wanted = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        self._ends = resolve_options(pair.target, pair.draft, 0, None, wanted).eos_token_ids
+        options = resolve_options(pair.target, pair.draft, 0, None, wanted)
+        k = options.num_assistant_tokens if k is None else k
+        config = config if k is None else config.replace(num_assistant_tokens=k)
+        self.pair, self.max_new_tokens = pair, max_new_tokens
+        self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
+        self._first = [{"role": "system", "content": system}] if system else []
+        self._ends = options.eos_token_ids
         self.reset()
+        if config.captures(device.captures):
+            self.engine.warm_up(1, config.max_length)
 
     def reset(self) -> None:
         """Forgets what was said."""
@@ -125,13 +139,8 @@ def _open(args: argparse.Namespace) -> Chat:
     pair = load_pair(target, draft, torch.bfloat16 if args.bf16 else torch.float32, device)
     room = getattr(pair.target.config, "max_position_embeddings", None) or args.max_length
     config = SpecConfig(max_length=min(args.max_length, room), batch_size=1)
-    if args.num_assistant_tokens is not None:
-        config = config.replace(num_assistant_tokens=args.num_assistant_tokens)
-    engine = SpeculativeEngine(pair.target, pair.draft, config, device)
-    chat = Chat(pair, engine, args.system, args.max_new_tokens)
-    if config.captures(device.captures):
-        engine.warm_up(1, config.max_length)
-    return chat
+    k = args.num_assistant_tokens
+    return Chat(pair, config, device, k, args.system, args.max_new_tokens)
 
 
 def _show(chat: Chat, text: str, colour: bool) -> None:
