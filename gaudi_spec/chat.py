@@ -17,6 +17,7 @@ from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .loading import Pair, Source, load_pair
 from .options import resolve_options
+from .stopping import Steps
 from .streaming import TextDecoder
 
 DRAFTED, PLAIN = "\x1b[32m", "\x1b[0m"
@@ -62,13 +63,15 @@ class Chat:
         if not pair.tokenizer.chat_template:
             raise ConfigError("The target's tokenizer has no chat template: choose a chat model.")
         wanted = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        options = resolve_options(pair.target, pair.draft, 0, None, wanted)
+        options = resolve_options(
+            pair.target, pair.draft, 0, None, wanted, tokenizer=pair.tokenizer
+        )
         k = options.num_assistant_tokens if k is None else k
         config = config if k is None else config.replace(num_assistant_tokens=k)
         self.pair, self.max_new_tokens = pair, max_new_tokens
         self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
         self._first = [{"role": "system", "content": system}] if system else []
-        self._ends = options.eos_token_ids
+        self._ends, self._criteria = options.eos_token_ids, options.criteria
         self.reset()
         if config.captures(device.captures):
             self.engine.warm_up(1, config.max_length)
@@ -91,8 +94,10 @@ class Chat:
         if budget < 1:
             raise InputError("The chat is full: /reset it, or start with a larger --max_length.")
         decoder, pieces = TextDecoder(tokenizer, skip_special_tokens=True), []
+        step = Steps(torch.tensor([ids]), 0, self._criteria) if self._criteria else None
+        options = {"eos_token_ids": self._ends, "step": step, "reuse": True}
         try:
-            for event in self.engine.stream([ids], budget, eos_token_ids=self._ends, reuse=True):
+            for event in self.engine.stream([ids], budget, **options):
                 piece = decoder.add(event.token)
                 if event.finish_reason is not None:
                     piece += decoder.flush()
