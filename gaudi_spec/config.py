@@ -42,6 +42,7 @@ class SpecConfig:
             means graphs on hpu and cuda and eager on cpu, where a first compile takes long.
         fuse_cycle: Capture a whole cycle as one graph; False: drafting and verification apart.
         sync_every: Cycles run before the host reads their outcomes.
+        keep_logits: Copy the logits of every emitted token to the host, for scores and the like.
         strict_shapes: Fail, instead of building it, when a shape is needed that the warm-up has
             not built.
         allow_untested_models: Accept a decoder whose family is not in the tested list, after a
@@ -63,6 +64,7 @@ class SpecConfig:
     compile: str = "auto"
     fuse_cycle: bool = True
     sync_every: int = 1
+    keep_logits: bool = False
     strict_shapes: bool = False
     allow_untested_models: bool = False
 
@@ -74,7 +76,7 @@ class SpecConfig:
         for name, least in (("batch_size", 1), ("max_length", 2), ("bucket_size", 1)):
             if getattr(self, name) is not None:
                 self._check_int(name, least, None)
-        for name in ("allow_untested_models", "fuse_cycle", "strict_shapes"):
+        for name in ("allow_untested_models", "fuse_cycle", "keep_logits", "strict_shapes"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
         if not isinstance(self.drafter, str) or not self.drafter:

@@ -28,6 +28,8 @@ class RowOutcome(NamedTuple):
             end-of-text token.
         n_unsound: Committed tokens whose logits were NaN or infinite.
         tokens: The `n_emitted` ids.
+        vectors: `[2, n_emitted, V]` float32, the logits that each was chosen by and the same
+            after processing; None unless they are kept.
     """
 
     n_emitted: int
@@ -36,6 +38,12 @@ class RowOutcome(NamedTuple):
     done: int
     n_unsound: int
     tokens: list[int]
+    vectors: torch.Tensor | None = None
+
+    def cut(self, count: int) -> RowOutcome:
+        """Returns the outcome of a row that ended after `count` of these tokens."""
+        accepted = min(self.n_accepted, count)
+        return self._replace(n_emitted=count, n_accepted=accepted, tokens=self.tokens[:count])
 
 
 def fill(state: State, model: ModelAdapter, width: int) -> torch.Tensor:
@@ -62,14 +70,25 @@ def draft(state: State, drafter: Drafter | None, k: int) -> Proposal:
     return proposal._replace(n_proposed=usable.clamp(min=0, max=k))
 
 
-def check(state: State, target: ModelAdapter, proposal: Proposal) -> torch.Tensor:
+def check(
+    state: State, target: ModelAdapter, proposal: Proposal, kept: torch.Tensor | None = None
+) -> torch.Tensor:
     """Verifies K proposals in one target forward and commits the outcome to `state`.
+
+    Args:
+        state: Tokens and lengths.
+        target: The target.
+        proposal: K tokens a row.
+        kept: `[2, B, K+1, V]` float32 that receives the logits, as they come and processed, where
+            somebody wants them.
 
     Returns:
         `[B, 5 + K + 1]` int64, one `RowOutcome` a row; `unpack` reads it.
     """
-    logits, index = score(state, target, proposal)
-    logits = state.rules.process(logits, state.text(proposal.tokens, index))
+    raw, index = score(state, target, proposal)
+    logits = state.rules.process(raw, state.text(proposal.tokens, index))
+    if kept is not None:
+        kept.copy_(torch.stack([raw, logits]))
     verdict, sound = judge(state.rules, proposal, logits, index)
     return commit(state, verdict, proposal.n_proposed, sound)
 
@@ -152,6 +171,18 @@ def commit(
     return torch.cat([torch.stack(facts, 1), verdict.tokens], 1)
 
 
-def unpack(packed: torch.Tensor) -> list[list[RowOutcome]]:
-    """Reads the packed outcomes of some cycles, `[N, B, 5 + K + 1]`, in one host read."""
-    return [[RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()]
+def unpack(packed: torch.Tensor, kept: torch.Tensor | None = None) -> list[list[RowOutcome]]:
+    """Reads the packed outcomes of some cycles, `[N, B, 5 + K + 1]`, in one host read.
+
+    Args:
+        packed: What `check` returned.
+        kept: What it kept, if it did; then N is 1.
+    """
+    cycles = [
+        [RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()
+    ]
+    if kept is not None:
+        kept = kept.to("cpu", copy=True)
+        rows = enumerate(cycles[0])
+        cycles = [[facts._replace(vectors=kept[:, r, : facts.n_emitted]) for r, facts in rows]]
+    return cycles

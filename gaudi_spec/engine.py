@@ -1,4 +1,4 @@
-"""The engine: checks a request, prefills, then runs cycles and counts what they did.
+"""The engine: checks a request, builds what it needs, and runs it one call at a time.
 
 Prefill only fills caches: it runs each model without its head over `prompt[:-1]`; the last prompt
 token is the first cycle's `last`, so the first new tokens already come out of a cycle.
@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import cycle
 from .buckets import round_up
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .cycle import RowOutcome
 from .device import Device, get_device
 from .drafters.registry import pick
-from .errors import ConfigError, GaudiSpecError, InputError, NumericalError
+from .errors import ConfigError, GaudiSpecError, InputError
+from .flow import Flow
+from .ledger import Step, TokenEvent
 from .metrics import Report
 from .models.hf import self_check
 from .models.shadow import fingerprint
 from .models.support import TESTED_FAMILIES, check_supported, max_positions, vocabulary
-from .request import Request, Rows, admit
+from .request import Request, admit
 from .runtime import Runtime
 from .sampling.options import Sampling
 from .schedule import Constant, Schedule
@@ -77,7 +77,6 @@ class SpeculativeEngine:
         self.lock = threading.RLock()
         self._turn = 0
         self._prints: tuple[int, ...] = ()
-        self._warned_room = False
         self.report = Report()
         self.runtime: Runtime | None = None
 
@@ -85,41 +84,20 @@ class SpeculativeEngine:
         self,
         prompts: Sequence[Sequence[int] | torch.Tensor],
         max_new_tokens: int | Sequence[int],
-        *,
-        eos_token_ids: Sequence[int] | int | None = (),
-        min_new_tokens: int = 0,
-        sampling: Sampling | None = None,
-        schedule: Schedule | None = None,
+        **options: Any,
     ) -> list[torch.Tensor]:
-        """Generates for every prompt until end of text or its budget.
+        """Generates for every prompt until it ends; arguments as for `stream`.
 
         One call at a time: a second thread waits.
 
-        Args:
-            prompts: Token ids of each row, without padding; lengths may differ.
-            max_new_tokens: Budget of new tokens, one for all rows or one for each.
-            eos_token_ids: Ids that end a row, or one id; the end token itself is returned.
-            min_new_tokens: New tokens before which no end token may be chosen.
-            sampling: How tokens are chosen; None is greedy.
-            schedule: Picks K; None means `config.num_assistant_tokens` always.
-
         Returns:
             New tokens of each row, int64 on the CPU.
-
-        Raises:
-            InputError: An empty prompt, an id outside the vocabulary, a budget below 1, or a
-                sequence that does not fit.
-            NumericalError: The target's logits are NaN or infinite.
         """
-        options = {"eos_token_ids": eos_token_ids, "min_new_tokens": min_new_tokens}
-        options |= {"sampling": sampling, "schedule": schedule}
         with self.lock:
-            stream = self.stream(prompts, max_new_tokens, **options)
             rows: dict[int, list[int]] = {}
-            for outcome in stream:
-                for row, facts in enumerate(outcome):
-                    rows.setdefault(row, []).extend(facts.tokens)
-        return [torch.tensor(row, dtype=torch.long) for row in rows.values()]
+            for event in self.stream(prompts, max_new_tokens, **options):
+                rows.setdefault(event.row, []).append(event.token)
+        return [torch.tensor(rows[row], dtype=torch.long) for row in sorted(rows)]
 
     def stream(
         self,
@@ -130,62 +108,76 @@ class SpeculativeEngine:
         min_new_tokens: int = 0,
         sampling: Sampling | None = None,
         schedule: Schedule | None = None,
-    ) -> Iterator[list[RowOutcome]]:
-        """Yields after every cycle what it did to each row; arguments as for `generate`.
+        step: Step | None = None,
+        reuse: bool = False,
+    ) -> Iterator[TokenEvent]:
+        """Yields every token, in order within its row, as soon as a cycle has committed it.
 
-        A stream that another call on this engine interrupts cannot go on and says so.
+        A stream may be dropped half way. One that another call on this engine interrupts cannot
+        go on and says so.
+
+        Args:
+            prompts: Token ids of each row, without padding; lengths may differ.
+            max_new_tokens: Budget of new tokens, one for all rows or one for each.
+            eos_token_ids: Ids that end a row, or one id; the end token itself is returned.
+            min_new_tokens: New tokens before which no end token may be chosen.
+            sampling: How tokens are chosen; None is greedy.
+            schedule: Picks K; None means `config.num_assistant_tokens` always.
+            step: Watches every decoding step and may end rows, see `Ledger` and `Steps`.
+            reuse: Keep the cache entries of what each prompt shares with the text that its row
+                had in the call before, as in the next turn of a chat. Only sound if no weight was
+                changed in place since.
+
+        Raises:
+            InputError: An empty prompt, an id outside the vocabulary, a budget below 1, or a
+                sequence that does not fit.
+            NumericalError: The target's logits are NaN or infinite.
         """
+        given = (prompts, max_new_tokens, min_new_tokens, eos_token_ids, sampling)
+        for _, events in self._run(given, schedule, step, reuse):
+            yield from events
+
+    def cycles(
+        self,
+        prompts: Sequence[Sequence[int] | torch.Tensor],
+        max_new_tokens: int | Sequence[int],
+        *,
+        eos_token_ids: Sequence[int] | int | None = (),
+        min_new_tokens: int = 0,
+        sampling: Sampling | None = None,
+        schedule: Schedule | None = None,
+    ) -> Iterator[list[RowOutcome]]:
+        """Yields after every cycle what it did to each row; arguments as for `stream`."""
+        given = (prompts, max_new_tokens, min_new_tokens, eos_token_ids, sampling)
+        for outcomes, _ in self._run(given, schedule):
+            yield from outcomes
+
+    def _run(
+        self,
+        given: tuple,
+        schedule: Schedule | None,
+        step: Step | None = None,
+        reuse: bool = False,
+    ) -> Iterator[tuple[list[list[RowOutcome]], list[TokenEvent]]]:
+        """Yields what `Flow.advance` returns until all rows are done."""
         begin = time.perf_counter()
         schedule = schedule or Constant(self.config.num_assistant_tokens)
         with self.lock:
-            given = (prompts, max_new_tokens, min_new_tokens, eos_token_ids, sampling)
             request = self._admit(given, schedule.sizes)
             self._turn += 1
             turn = self._turn
-            rows = self._start(request, begin)
-        while rows.live:
+            flow = Flow(self.runtime, self.config, request, schedule, step)
+            self.report = flow.report
+            flow.start(begin, reuse)
+        while flow.rows.live:
             with self.lock:
                 if turn != self._turn:
                     raise GaudiSpecError(
                         "Another call has used this engine while its stream was open: finish the "
                         "stream first, or use an engine for each."
                     )
-                outcomes = self._advance(schedule, rows, begin)
-            yield from outcomes
-
-    def _start(self, request: Request, begin: float) -> Rows:
-        """Loads a request into the buffers and prefills."""
-        runtime = self.runtime
-        count = len(request.prompts)
-        self.report = Report(emitted=[0] * count, finish_reasons=["length"] * count)
-        runtime.state.reset(*request)
-        runtime.reset()
-        runtime.prefill(max(len(row) for row in request.prompts) - 1)
-        runtime.seconds["prefill"] += time.perf_counter() - begin
-        lengths = [len(row) for row in request.prompts]
-        limits = [n + budget for n, budget in zip(lengths, request.budgets)]
-        spare = [1] * (runtime.state.batch - count)  # rows without a prompt are done from the start
-        return Rows(count, lengths + spare, limits + spare)
-
-    def _advance(self, schedule: Schedule, rows: Rows, begin: float) -> list[list[RowOutcome]]:
-        """Runs cycles up to the next host read; returns the outcome of each that did something."""
-        k = schedule.choose(self.report.cycles)
-        if k not in schedule.sizes and k != 0:
-            raise ConfigError(f"The schedule chose K = {k}, which is not among its sizes.")
-        k = self._usable(k, rows)
-        outcomes = []
-        for outcome in self._cycles(k, rows):
-            if not rows.live:
-                break
-            was_live = rows.live
-            rows.lengths = [n + row.n_emitted for n, row in zip(rows.lengths, outcome)]
-            rows.done = [row.done > 0 for row in outcome]
-            if k:
-                self.runtime.drafter.committed(rows.lengths, k)
-            self.report.add_cycle(outcome)
-            self._note(outcome, was_live, rows, begin)
-            outcomes.append(outcome[: rows.count])
-        return outcomes
+                result = flow.advance()
+            yield result
 
     def warm_up(
         self, batch: int, length: int, quiet: bool = False, sampling: Sampling | None = None
@@ -247,52 +239,3 @@ class SpeculativeEngine:
         slots = min(slots, max_positions(target.config) or slots)
         widest = max(*sizes, self.config.num_assistant_tokens)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
-
-    def _usable(self, k: int, rows: Rows) -> int:
-        """Returns k, or 0 where no live row can use a proposal."""
-        drafter = self.runtime.drafter
-        if drafter is None or k == 0:
-            return 0
-        outside = [r for r in rows.live if not drafter.has_room(rows.lengths[r])]
-        if outside and not self._warned_room:
-            self._warned_room = True
-            warnings.warn(
-                f"A sequence of {rows.lengths[outside[0]]} tokens is longer than the draft's "
-                "maximum positions; it goes on without a draft, so it gets slower but not "
-                "different.",
-                stacklevel=5,
-            )
-        usable = (rows.left(r) > 1 for r in rows.live if r not in outside)
-        return k if any(usable) else 0
-
-    def _cycles(self, k: int, rows: Rows) -> list[list[RowOutcome]]:
-        """Runs cycles until the host reads: one, or up to `sync_every` of the same K."""
-        longest = max(rows.left(r) for r in rows.live)
-        count = max(1, min(self.config.sync_every, longest // (k + 1)))
-        alive = [not done for done in rows.done]
-        results = []
-        for i in range(count):
-            result = self.runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
-            results.append(result.clone() if count > 1 else result)
-        begin = time.perf_counter()
-        outcomes = cycle.unpack(torch.stack(results) if count > 1 else result[None])
-        self.report.host_reads += 1
-        last = "cycle" if "cycle" in self.runtime.seconds else "verify"
-        self.runtime.seconds[last] += time.perf_counter() - begin
-        return outcomes
-
-    def _note(self, outcome: list[RowOutcome], was_live: list[int], rows: Rows, begin) -> None:
-        """Adds what the report says beyond counts, and stops on unsound logits."""
-        report, runtime = self.report, self.runtime
-        if report.first_token_seconds is None:
-            report.first_token_seconds = time.perf_counter() - begin
-        runtime.tell(report)
-        for r in was_live:
-            if outcome[r].n_unsound:
-                runtime.clean()
-                raise NumericalError(
-                    f"The target's logits are NaN or infinite in row {r} near position "
-                    f"{rows.lengths[r] - 1}: check the checkpoint, or load it in float32."
-                )
-            if outcome[r].done == 2:
-                report.finish_reasons[r] = "stop"

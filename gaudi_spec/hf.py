@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from .config import SpecConfig
+from .doors import asked_of_transformers
 from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .metrics import Report
 from .models.support import check_supported
-from .options import infer_attention_mask, resolve_options, with_drafts
+from .options import Options, infer_attention_mask, resolve_options, unsupported, with_drafts
+from .outputs import Collected, KeptCaches, result
+from .stopping import Steps
+from .streaming import BatchStreamer, check_streamer
 
 _KEPT_ENGINES = 4
 _engines: OrderedDict[tuple, SpeculativeEngine] = OrderedDict()
@@ -25,33 +29,43 @@ def generate(
     model: Any,
     input_ids: torch.Tensor | None = None,
     *,
-    attention_mask: torch.Tensor | None = None,
     assistant_model: Any = None,
     num_assistant_tokens: int | None = None,
     generation_config: Any = None,
+    streamer: Any = None,
+    stopping_criteria: Any = None,
+    tokenizer: Any = None,
+    past_key_values: KeptCaches | None = None,
     spec_config: SpecConfig | None = None,
     **generate_kwargs: Any,
-) -> torch.Tensor:
+) -> Any:
     """Generates with a draft model; the result is the target's own.
 
     A greedy text is, token for token, that of `model.generate`; a sampled one follows the target's
     distribution exactly, from noise of our own. Takes what `model.generate` takes and returns what
     it would return without a draft. Buffers are kept for the next call with the same models and
-    batch; `release` frees them. Models, configs and tensors of the caller are not modified.
+    batch; `release` frees them. Models, configs and tensors of the caller are not modified. Calls
+    of several threads run one after another. It may also be called by
+    `model.generate(..., custom_generate=gaudi_spec.generate)`.
 
     Args:
         model: The target, a Transformers causal LM.
         input_ids: `[B, W]` integer token ids, padded on either side.
-        attention_mask: `[B, W]`, 0 at padding. None: inferred from the pad token by Transformers'
-            rule.
         assistant_model: The draft, over the same tokenizer; None decodes plainly through the same
             static path, or by prompt lookup. May be `model` itself.
         num_assistant_tokens: K, 1 to 32. None: from `generation_config`, the draft's generation
             config, or `spec_config`.
         generation_config: A `GenerationConfig`; its fields count as in Transformers.
+        streamer: A `BatchStreamer`, or a streamer of Transformers: it gets the prompt, then every
+            step's tokens. `end` is called once, and as in Transformers not after an error.
+        stopping_criteria: A `StoppingCriteriaList`, called as if tokens came one at a time.
+        tokenizer: The model's, for `stop_strings`.
+        past_key_values: What the call before returned in its result object: the prefix that its
+            rows share with these is not fed again. No weight may have changed in between.
         spec_config: Settings that Transformers has no name for.
-        **generate_kwargs: Any other argument of `model.generate`: `max_new_tokens`, `max_length`,
-            `min_new_tokens`, `eos_token_id`, `pad_token_id`, `do_sample`, `repetition_penalty`, ...
+        **generate_kwargs: Any other argument of `model.generate`: `attention_mask` (`[B, W]`, 0 at
+            padding; without it pads are inferred by Transformers' rule), `max_new_tokens`,
+            `max_length`, `eos_token_id`, `do_sample`, `stop_strings`, `output_scores`, ...
             `prompt_lookup_num_tokens` (which is K then) drafts by prompt lookup, and beside an
             `assistant_model` by both: look-up first, the model where nothing matches;
             `max_matching_ngram_size` is its longest n-gram. And some that it has not: `seed` (one,
@@ -59,8 +73,8 @@ def generate(
             does; `presence_penalty` and `frequency_penalty` mean what they do in vLLM.
 
     Returns:
-        `[B, W + new]` int64 on the device of `input_ids`; finished rows are filled with the pad
-        token.
+        `[B, W + new]` int64 on the device of `input_ids`, rows that end early being filled with
+        the pad token; with `return_dict_in_generate` a `GenerateDecoderOnlyOutput`.
 
     Raises:
         UnsupportedOptionError: An option is set that would change the output and is not
@@ -69,8 +83,21 @@ def generate(
         InputError: A prompt, mask or budget cannot be served.
         NumericalError: The target's logits are NaN or infinite.
     """
+    # Not among the named arguments: Transformers would hand it to a custom_generate twice.
+    attention_mask = generate_kwargs.pop("attention_mask", None)
+    asked = asked_of_transformers()
+    if asked is not None:
+        if attention_mask is None:  # Transformers leaves out one that masks nothing
+            attention_mask = torch.ones_like(input_ids)
+        config = {"generation_config": generation_config, "spec_config": spec_config}
+        config["num_assistant_tokens"] = num_assistant_tokens
+        return generate(model, input_ids, attention_mask=attention_mask, **config, **asked)
     if input_ids is None:
         input_ids = generate_kwargs.pop("inputs", None)
+    if past_key_values is None:  # renamed in Transformers 5
+        past_key_values = generate_kwargs.pop("cache", None)
+    if past_key_values is not None and not isinstance(past_key_values, KeptCaches):
+        raise unsupported("past_key_values", past_key_values, "leave it out")
     untested = getattr(spec_config, "allow_untested_models", False)
     check_supported(model, "target", untested)
     if assistant_model is not None:
@@ -78,36 +105,67 @@ def generate(
     if num_assistant_tokens is not None:
         generate_kwargs["num_assistant_tokens"] = num_assistant_tokens
     width = input_ids.shape[-1] if isinstance(input_ids, torch.Tensor) and input_ids.dim() else 0
-    options = resolve_options(model, assistant_model, width, generation_config, generate_kwargs)
-    _check_ids(input_ids)
-    config = SpecConfig() if spec_config is None else spec_config
-    if not isinstance(config, SpecConfig):
-        raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
-    config = with_drafts(
-        config,
-        assistant_model is not None,
-        options.num_assistant_tokens if num_assistant_tokens is None else num_assistant_tokens,
-        options.prompt_lookup_num_tokens,
-        options.max_matching_ngram_size,
+    options = resolve_options(
+        model,
+        assistant_model,
+        width,
+        generation_config,
+        generate_kwargs,
+        stopping_criteria=stopping_criteria,
+        tokenizer=tokenizer,
     )
+    _check_ids(input_ids)
+    config = _config(spec_config, options, assistant_model, num_assistant_tokens)
     if attention_mask is None:
         attention_mask = infer_attention_mask(input_ids, options)
     prompts = _unpad(input_ids, attention_mask)
-    engine = _engine(model, assistant_model, config, len(prompts))
-    with engine.lock:  # another thread's call must not come between text and report
-        rows = engine.generate(
+    if options.num_return_sequences > 1:
+        input_ids = input_ids.repeat_interleave(options.num_return_sequences, 0)
+        prompts = [prompt for prompt in prompts for _ in range(options.num_return_sequences)]
+    check_streamer(streamer, len(prompts))
+    kept = _engine(model, assistant_model, config, len(prompts), past_key_values)
+    with kept.engine.lock:  # another thread's call must not come between text and report
+        rows = _collect(kept.engine, prompts, input_ids, options, streamer, past_key_values)
+        _local.report = kept.engine.report
+    new = rows.tokens(options.pad_token_id or 0)
+    sequences = torch.cat([input_ids.long(), new.to(input_ids.device)], 1)
+    if not options.return_dict:
+        return sequences
+    return result(sequences, rows, kept, options.output_scores, options.output_logits)
+
+
+def _collect(engine, prompts, input_ids, options: Options, streamer, past) -> Collected:
+    """Runs the engine, shows its tokens to streamer and criteria, and collects them."""
+    batched = streamer if isinstance(streamer, BatchStreamer) else None
+    watching = None if batched else streamer
+    step = None
+    if watching is not None or options.criteria:
+        scored = options.return_dict and options.output_scores
+        pad = options.pad_token_id or 0
+        step = Steps(input_ids, pad, options.criteria, watching, scored)
+    if watching is not None:
+        watching.put(input_ids.cpu())
+    rows = Collected(len(prompts))
+    try:
+        for event in engine.stream(
             prompts,
             options.max_new_tokens,
             eos_token_ids=options.eos_token_ids,
             min_new_tokens=options.min_new_tokens,
             sampling=options.sampling,
-        )
-        _local.report = engine.report
-    width = max(len(row) for row in rows)
-    new = torch.full((len(rows), width), options.pad_token_id or 0, dtype=torch.long)
-    for i, row in enumerate(rows):
-        new[i, : len(row)] = row
-    return torch.cat([input_ids.long(), new.to(input_ids.device)], 1)
+            step=step,
+            reuse=past is not None,
+        ):
+            rows.add(event)
+            if batched is not None:
+                batched.add(event)
+    except BaseException as error:
+        if batched is not None:
+            batched.end(error)
+        raise
+    if streamer is not None:
+        streamer.end()
+    return rows
 
 
 def last_report() -> Report | None:
@@ -121,16 +179,42 @@ def release() -> None:
         _engines.clear()
 
 
-def _engine(model: Any, draft: Any, config: SpecConfig, batch: int) -> SpeculativeEngine:
+def _config(
+    given: Any, options: Options, draft: Any, num_assistant_tokens: int | None
+) -> SpecConfig:
+    """Returns the settings of the engine that a call needs."""
+    config = SpecConfig() if given is None else given
+    if not isinstance(config, SpecConfig):
+        raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
+    if options.return_dict and (options.output_scores or options.output_logits):
+        config = config.replace(keep_logits=True)
+    return with_drafts(
+        config,
+        draft is not None,
+        options.num_assistant_tokens if num_assistant_tokens is None else num_assistant_tokens,
+        options.prompt_lookup_num_tokens,
+        options.max_matching_ngram_size,
+    )
+
+
+def _engine(
+    model: Any, draft: Any, config: SpecConfig, batch: int, past: KeptCaches | None
+) -> KeptCaches:
     """Returns the kept engine for these models, settings and rows, or builds it."""
     key = (id(model), id(draft), config, config.batch_size or batch)
+    if past is not None and past.key[:2] != key[:2]:
+        raise ConfigError(
+            "past_key_values comes from a call with other models: pass those, or leave it out."
+        )
     with _engines_lock:
+        if past is not None and past.key == key:
+            _engines[key] = past.engine
         if key not in _engines:
             _engines[key] = SpeculativeEngine(model, draft, config)
-            while len(_engines) > _KEPT_ENGINES:
-                _engines.popitem(last=False)
         _engines.move_to_end(key)
-        return _engines[key]
+        while len(_engines) > _KEPT_ENGINES:
+            _engines.popitem(last=False)
+        return KeptCaches(key, _engines[key])
 
 
 def _check_ids(input_ids: Any) -> None:

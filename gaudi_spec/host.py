@@ -19,13 +19,16 @@ from .state import State
 from .verify import Verdict
 
 
-def choose(state: State, proposal: Proposal, logits: torch.Tensor) -> tuple[Verdict, torch.Tensor]:
+def choose(
+    state: State, proposal: Proposal, logits: torch.Tensor, kept: torch.Tensor | None = None
+) -> tuple[Verdict, torch.Tensor]:
     """Decides about a block on the CPU.
 
     Args:
         state: Device state; it is read, not written.
         proposal: K tokens a row.
         logits: `[B, K+1, V]`, the target's own.
+        kept: See `cycle.check`.
 
     Returns:
         The verdict for all rows, and `[B, K+1]` bool, whether the logits behind each token were
@@ -50,6 +53,8 @@ def choose(state: State, proposal: Proposal, logits: torch.Tensor) -> tuple[Verd
             (counts > t).long(),
             None if probs is None else probs[:, t : t + 1],
         )
+        if kept is not None:
+            kept[:, :rows, t].copy_(torch.stack([logits[:, t].float(), scores]))
         places = torch.arange(one.tokens.shape[1] + 1)
         scores = scores[:, None].expand(-1, len(places), -1)
         verdict, fine = cycle.judge(rules, one, scores, index + places)

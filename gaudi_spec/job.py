@@ -17,17 +17,19 @@ from .errors import ConfigError
 from .loading import Pair
 from .options import Options, resolve_options, with_drafts
 from .sampling.options import Sampling
+from .stopping import Steps
+from .streaming import TextDecoder
 
 # Flags that go to the generation options as they are.
 _FLAGS = """do_sample temperature top_k top_p min_p repetition_penalty no_repeat_ngram_size
-    prompt_lookup_num_tokens max_matching_ngram_size""".split()
+    prompt_lookup_num_tokens max_matching_ngram_size num_return_sequences""".split()
 
 
 class Job:
     """The batch, its engines, and the timed loop.
 
     Args:
-        args: As parsed by `run_generation.parser`.
+        args: As parsed by `flags.parser`.
         pair: The loaded models.
         config: Settings; the checkpoint's K counts where no flag gives one.
         device: Where the models are.
@@ -45,6 +47,8 @@ class Job:
         self.args, self.pair, self.device, self.sentences = args, pair, device, sentences
         self.prompts = self._encode()
         options = self._options()
+        self.criteria = options.criteria
+        self.prompts = [p for p in self.prompts for _ in range(options.num_return_sequences)]
         self.eos = () if args.ignore_eos else options.eos_token_ids
         self.sampling = options.sampling
         config = with_drafts(
@@ -81,8 +85,8 @@ class Job:
                     self._once(self.plain, bar)
         self.warmup_seconds = time.perf_counter() - begin
         with self._bar("generate", args.n_iterations * (2 if baseline else 1)) as bar:
-            for _ in range(args.n_iterations):
-                outputs = self._timed(self.engine, run, bar)
+            for i in range(args.n_iterations):
+                outputs = self._timed(self.engine, run, bar, show=args.stream and i == 0)
                 if baseline is not None:
                     self.plain_outputs = self._timed(self.plain, baseline, bar)
         return run, baseline, outputs
@@ -101,31 +105,48 @@ class Job:
         """Returns whether every row is the baseline's, token for token."""
         return all(torch.equal(a, b) for a, b in zip(outputs, self.plain_outputs))
 
-    def _timed(self, engine, run: results.Run, bar) -> list[torch.Tensor]:
+    def _timed(self, engine, run: results.Run, bar, show: bool = False) -> list[torch.Tensor]:
         begin = time.perf_counter()
         self._encode()
-        outputs = self._once(engine, bar)
+        outputs = self._once(engine, bar, show)
         self.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         run.seconds.append(time.perf_counter() - begin)
         run.reports.append(engine.report)
         return outputs
 
-    def _once(self, engine: SpeculativeEngine, bar) -> list[torch.Tensor]:
+    def _once(self, engine: SpeculativeEngine, bar, show: bool = False) -> list[torch.Tensor]:
         rows: list[list[int]] = [[] for _ in self.prompts]
-        for outcome in engine.stream(
+        decoder = TextDecoder(self.pair.tokenizer, skip_special_tokens=True) if show else None
+        for event in engine.stream(
             self.prompts,
             self.args.max_new_tokens,
             eos_token_ids=self.eos,
             sampling=self.sampling,
+            step=self._step(),
         ):
-            for row, facts in zip(rows, outcome):
-                row.extend(facts.tokens)
-            bar.update(sum(facts.n_emitted for facts in outcome))
+            rows[event.row].append(event.token)
+            bar.update()
+            if decoder is not None:
+                print(decoder.add(event.token), end="", flush=True)
+        if decoder is not None:
+            print(decoder.flush())
         return [torch.tensor(row) for row in rows]
 
+    def _step(self) -> Steps | None:
+        """Returns what looks for stop strings, if there are any."""
+        if not self.criteria:
+            return None
+        width = max(map(len, self.prompts))
+        pad = self.pair.tokenizer.pad_token_id or 0
+        ids = torch.full((len(self.prompts), width), pad)
+        for row, prompt in zip(ids, self.prompts):
+            row[width - len(prompt) :] = prompt
+        return Steps(ids, pad, self.criteria)
+
     def _bar(self, name: str, runs: int) -> tqdm:
+        quiet = self.args.quiet or self.args.stream
         total = runs * len(self.prompts) * self.args.max_new_tokens
-        return results.progress(self.args.quiet, desc=name, total=total, unit="tok")
+        return results.progress(quiet, desc=name, total=total, unit="tok")
 
     def _encode(self) -> list[torch.Tensor]:
         args, tokenizer = self.args, self.pair.tokenizer
@@ -154,6 +175,7 @@ class Job:
         """Reads the checkpoint's own generation settings; flags win, and decide about drawing."""
         args = self.args
         wanted: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "seed": args.seed}
+        wanted["stop_strings"] = args.stop
         for name in _FLAGS:
             if getattr(args, name) is not None:
                 wanted[name] = getattr(args, name)
@@ -161,4 +183,6 @@ class Job:
             encode = self.pair.tokenizer.encode
             words = [encode(word, add_special_tokens=False) for word in args.bad_words]
             wanted["bad_words_ids"] = words
-        return resolve_options(self.pair.target, self.pair.draft, 0, None, wanted)
+        return resolve_options(
+            self.pair.target, self.pair.draft, 0, None, wanted, tokenizer=self.pair.tokenizer
+        )

@@ -27,7 +27,9 @@ class Report:
         proposed_at: Proposals at each block position.
         accepted_at: Accepted proposals at each block position.
         emitted: Tokens returned, by row.
-        finish_reasons: "stop" (end of text) or "length", by row.
+        finish_reasons: Why each row ended: "stop" (end of text), "length" (budget), "stop_string",
+            "max_time" or "criteria" (a stopping criterion of the caller's).
+        reused_tokens: Prompt tokens that were still in the caches from the call before.
         target_forwards: Target calls while decoding.
         target_prefill_forwards: Target calls while reading prompts.
         draft_forwards: Draft calls, prompts included.
@@ -48,6 +50,7 @@ class Report:
     accepted_at: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
+    reused_tokens: int = 0
     target_forwards: int = 0
     target_prefill_forwards: int = 0
     draft_forwards: int = 0
@@ -59,20 +62,20 @@ class Report:
     draft_shapes: int = 0
     graphs: GraphFacts = field(default_factory=GraphFacts)
 
-    def add_cycle(self, rows: list[RowOutcome]) -> None:
-        """Counts one cycle's outcome."""
+    def add_cycle(self) -> None:
+        """Counts one verification."""
         self.cycles += 1
         self.target_forwards += 1
-        widest = max((row.n_proposed for row in rows), default=0)
+
+    def add_row(self, index: int, row: RowOutcome) -> None:
+        """Counts what a cycle did to one row."""
         for counts in (self.proposed_at, self.accepted_at):
-            counts.extend([0] * (widest - len(counts)))
-        for index, row in enumerate(rows):
-            self.drafts += row.n_proposed > 0
-            for i in range(row.n_proposed):
-                self.proposed_at[i] += 1
-                self.accepted_at[i] += i < row.n_accepted
-            if index < len(self.emitted):
-                self.emitted[index] += row.n_emitted
+            counts.extend([0] * (row.n_proposed - len(counts)))
+        self.drafts += row.n_proposed > 0
+        for i in range(row.n_proposed):
+            self.proposed_at[i] += 1
+            self.accepted_at[i] += i < row.n_accepted
+        self.emitted[index] += row.n_emitted
 
     @property
     def proposed(self) -> int:
@@ -123,6 +126,7 @@ class Report:
             "mean_acceptance_length": self.mean_acceptance_length,
             "acceptance_by_position": self.acceptance_by_position,
             "finish_reasons": list(self.finish_reasons),
+            "reused_tokens": self.reused_tokens,
             "target_forwards": self.target_forwards,
             "target_prefill_forwards": self.target_prefill_forwards,
             "draft_forwards": self.draft_forwards,

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .decoding import ARGUMENTS, PROCESSORS, WARPERS, to_sampling
 from .errors import ConfigError, InputError, UnsupportedOptionError
 from .request import token_ids
 from .sampling.options import Sampling
+from .stopping import Criterion, gather_criteria
 
 _HONOURED = frozenset(
     """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
-    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size do_sample""".split()
+    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size stop_strings max_time
+    num_return_sequences return_dict_in_generate output_scores output_logits do_sample""".split()
     + WARPERS
     + PROCESSORS
 )
@@ -39,7 +41,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_assistant_tokens_schedule": ("constant",),
     "num_beams": (1,),
     "num_beam_groups": (1,),
-    "num_return_sequences": (1,),
     "penalty_alpha": (0, 0.0),
     "assistant_confidence_threshold": (0.4,),  # Transformers' default; K is fixed here
     "guidance_scale": (1, 1.0),
@@ -60,6 +61,11 @@ class Options:
         prompt_lookup_num_tokens: K of prompt lookup; None if it is not asked for.
         max_matching_ngram_size: See `SpecConfig`, or None.
         sampling: How tokens are chosen.
+        criteria: What else ends a row, called in this order.
+        num_return_sequences: Texts for each prompt.
+        return_dict: Return more than the tokens.
+        output_scores: The processed logits too.
+        output_logits: The unprocessed ones too.
     """
 
     max_new_tokens: int
@@ -70,6 +76,11 @@ class Options:
     prompt_lookup_num_tokens: int | None
     max_matching_ngram_size: int | None
     sampling: Sampling
+    criteria: tuple[Criterion, ...] = ()
+    num_return_sequences: int = 1
+    return_dict: bool = False
+    output_scores: bool = False
+    output_logits: bool = False
 
 
 def resolve_options(
@@ -78,6 +89,9 @@ def resolve_options(
     width: int,
     generation_config: GenerationConfig | None,
     kwargs: dict[str, Any],
+    *,
+    stopping_criteria: Any = None,
+    tokenizer: Any = None,
 ) -> Options:
     """Merges a call's arguments with the model's defaults, as `model.generate` does.
 
@@ -87,6 +101,8 @@ def resolve_options(
         width: Width of `input_ids`, padding included, which `max_length` counts.
         generation_config: The caller's config or None; it is not changed.
         kwargs: The caller's other keyword arguments.
+        stopping_criteria: The caller's own criteria.
+        tokenizer: Needed for stop strings.
 
     Raises:
         UnsupportedOptionError: An option that would change the output is set.
@@ -103,18 +119,27 @@ def resolve_options(
         raise UnsupportedOptionError(" ".join(str(error).split())) from error
     for name, value in rest.items():
         empty = value is None or value is False or (isinstance(value, (list, dict)) and not value)
-        if not empty and name != "tokenizer":  # only stop strings, which are refused, need one
-            raise _unsupported(name, value, "leave it out")
+        if not empty:
+            raise unsupported(name, value, "leave it out")
     _refuse_unsupported(config)
     draft_config = getattr(assistant_model, "generation_config", None)
     if config.use_cache is False or getattr(draft_config, "use_cache", None) is False:
         warnings.warn("use_cache=False is ignored: decoding is always cached.", stacklevel=3)
     eos = token_ids(config.eos_token_id)
     pad = token_ids(config.pad_token_id) or eos
+    criteria = gather_criteria(config.stop_strings, config.max_time, tokenizer, stopping_criteria)
     budget = _budget(model, width, config, generation_config, kwargs)
+    for criterion in criteria:  # the caller's take the place of Transformers' own
+        if isinstance(criterion, MaxLengthCriteria):
+            budget = max(1, criterion.max_length - width)
+        if isinstance(criterion, EosTokenCriteria):
+            eos = token_ids(criterion.eos_token_id)
     least = config.min_new_tokens
     if least is None:
         least = max((config.min_length or 0) - width, 0)
+    several = config.num_return_sequences or 1
+    if several > 1 and not config.do_sample:
+        raise unsupported("num_return_sequences", several, "greedy decoding has one text")
     return Options(
         max_new_tokens=budget,
         min_new_tokens=min(least, budget),
@@ -124,6 +149,11 @@ def resolve_options(
         prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
         max_matching_ngram_size=config.max_matching_ngram_size,
         sampling=to_sampling(model, config, ours),
+        criteria=criteria,
+        num_return_sequences=several,
+        return_dict=bool(config.return_dict_in_generate),
+        output_scores=bool(config.output_scores),
+        output_logits=bool(config.output_logits),
     )
 
 
@@ -187,7 +217,7 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
         if value is None or value is False or value in _NEUTRAL.get(name, ()):
             continue
         if name not in defaults or value != defaults[name]:
-            raise _unsupported(
+            raise unsupported(
                 name,
                 value,
                 "leave it out (if the call does not set it, the checkpoint's "
@@ -195,7 +225,8 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
             )
 
 
-def _unsupported(name: str, value: Any, remedy: str) -> UnsupportedOptionError:
+def unsupported(name: str, value: Any, remedy: str) -> UnsupportedOptionError:
+    """Returns the refusal of an option by its name."""
     shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 60 else f"{type(value).__name__}(...)"
     return UnsupportedOptionError(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from . import cycle, host
+from .blocks import Blocks
 from .buckets import chunks, windows
 from .config import SpecConfig
 from .device import Device
@@ -31,7 +32,6 @@ from .request import Request
 from .sampling.options import Sampling
 from .sampling.rules import Structure
 from .state import State
-from .verify import Verdict
 
 
 class Runtime:
@@ -52,6 +52,8 @@ class Runtime:
         graphs: The graph runner with its counts.
         seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
         prefill_forwards: Target calls made by `prefill` since `reset`.
+        warned_room: Whether a caller was told that rows have outgrown the draft.
+        held: Tokens of each row whose cache entries are sound, all but the last one's.
     """
 
     def __init__(
@@ -83,15 +85,17 @@ class Runtime:
             self.drafter = kind(Context(config, self.target, draft, batch, slots, self._host))
         self._fused = self.captures and config.fuse_cycle
         self._windows = windows(slots, config.bucket_size)
-        self._proposals: dict[tuple[int, bool], Proposal] = {}
-        self._blocks: dict[int, tuple[torch.Tensor, Verdict, torch.Tensor]] = {}
+        self.blocks = Blocks(batch, self.target.vocab_size, device.torch_device, config.keep_logits)
         self._built: set[tuple[Structure, bool]] = set()
+        self.warned_room = False
+        self.held: list[list[int]] = [[] for _ in range(batch)]
         self.reset()
 
     def clean(self) -> None:
         """Zeroes all caches: a NaN in a stale slot would pass through every mask."""
         for model in self.models.values():
             model.cache.zero()
+        self.held = [[] for _ in self.held]
 
     @property
     def models(self) -> dict[str, ModelAdapter]:
@@ -107,14 +111,14 @@ class Runtime:
         self._hosted[role] = adapter
         return Hosted(adapter, functools.partial(self._fill, role, adapter))
 
-    def reset(self) -> None:
-        """Starts the counts of a new call."""
+    def reset(self, kept: Sequence[int] = ()) -> None:
+        """Starts a new call, to which the first `kept` cache entries of each row are of use."""
         self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
         if self._fused:
             self.seconds = {"prefill": 0.0, "cycle": 0.0}
         self.prefill_forwards = 0
         if self.drafter is not None:
-            self.drafter.reset()
+            self.drafter.reset(kept)
 
     def tell(self, report: Report) -> None:
         """Writes what is counted here into `report`."""
@@ -128,11 +132,11 @@ class Runtime:
             report.draft_shapes = len(self.drafter.shapes)
 
     @torch.no_grad()
-    def prefill(self, count: int) -> None:
-        """Feeds the first `count` tokens of every row to the target."""
+    def prefill(self, starts: Sequence[int], count: int) -> None:
+        """Feeds `count` tokens of every row, from its start on, to the target."""
         offset = 0
         for width in chunks(count, self.config.prefill_chunks):
-            self._fill("target", self.target, width, [offset] * self.state.batch)
+            self._fill("target", self.target, width, [start + offset for start in starts])
             self.prefill_forwards += 1
             offset += width
         self.device.synchronize()
@@ -181,6 +185,7 @@ class Runtime:
         sampling = dataclasses.replace(sampling, seed=0)
         prompt = torch.zeros(2, dtype=torch.long)
         self.state.reset([prompt] * rows, [budget] * rows, 0, ends, sampling)
+        self.held = [[] for _ in self.held]
         self.graphs.warm_up(self._jobs(sizes), quiet)
         self._built.add((self.state.rules.structure, sampling.on_host))
 
@@ -205,6 +210,7 @@ class Runtime:
 
     def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
         state, target = self.state, self.target
+        kept = self.blocks.kept(k)
 
         def propose() -> Proposal:
             if self.drafter is not None:
@@ -213,60 +219,36 @@ class Runtime:
 
         def check(proposal: Proposal) -> torch.Tensor:
             target.cache.window = window
-            return cycle.check(state, target, proposal)
+            return cycle.check(state, target, proposal, kept)
 
         if self._fused and not state.sampling.on_host:
             return [("cycle", lambda: check(propose()))]
-        kept = self._proposal_buffers(k)
+        rejects = state.rules.structure.verifier == "rejection"
+        drawn = k > 0 and rejects and self.drafter is not None and self.drafter.draws
+        block = self.blocks.proposal(k, drawn)
 
         def first() -> None:
-            for buffer, value in zip(kept, propose()):
+            for buffer, value in zip(block, propose()):
                 if buffer is not None:
                     buffer.copy_(value)
 
         if not state.sampling.on_host:
-            return [("draft", first), ("verify", lambda: check(kept))]
-        logits, verdict, sound = self._host_buffers(k)
+            return [("draft", first), ("verify", lambda: check(block))]
+        logits, verdict, sound = self.blocks.decided(k)
 
         def score() -> None:
             target.cache.window = window
-            logits.copy_(cycle.score(state, target, kept)[0])
+            logits.copy_(cycle.score(state, target, block)[0])
 
         def decide() -> None:
-            (n_accepted, tokens), fine = host.choose(state, kept, logits)
+            (n_accepted, tokens), fine = host.choose(state, block, logits, kept)
             for buffer, value in zip((*verdict, sound), (n_accepted, tokens, fine)):
                 buffer.copy_(value)
 
         def commit() -> torch.Tensor:
-            return cycle.commit(state, verdict, kept.n_proposed, sound)
+            return cycle.commit(state, verdict, block.n_proposed, sound)
 
         return [("draft", first), ("score", score), ("host", decide), ("commit", commit)]
-
-    def _host_buffers(self, k: int) -> tuple[torch.Tensor, Verdict, torch.Tensor]:
-        """Returns logits, verdict and soundness of a block that is decided about on the host."""
-        if k not in self._blocks:
-            batch, place = self.state.batch, {"device": self.device.torch_device}
-            self._blocks[k] = (
-                torch.zeros(batch, k + 1, self.target.vocab_size, **place),
-                Verdict(
-                    torch.zeros(batch, dtype=torch.long, **place),
-                    torch.zeros(batch, k + 1, dtype=torch.long, **place),
-                ),
-                torch.zeros(batch, k + 1, dtype=torch.bool, **place),
-            )
-        return self._blocks[k]
-
-    def _proposal_buffers(self, k: int) -> Proposal:
-        """Returns what a draft graph leaves for the verify graph of the same K."""
-        rejects = self.state.rules.structure.verifier == "rejection"
-        drawn = k > 0 and rejects and self.drafter is not None and self.drafter.draws
-        if (k, drawn) not in self._proposals:
-            batch, place = self.state.batch, {"device": self.device.torch_device}
-            tokens = torch.zeros(batch, k, dtype=torch.long, **place)
-            counts = torch.zeros(batch, dtype=torch.long, **place)
-            probs = torch.zeros(batch, k, self.target.vocab_size, **place) if drawn else None
-            self._proposals[k, drawn] = Proposal(tokens, counts, probs)
-        return self._proposals[k, drawn]
 
     def _fill(self, role: str, model: ModelAdapter, width: int, start: list[int]) -> None:
         self.state.cursor.copy_(torch.tensor(start))

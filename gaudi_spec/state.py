@@ -113,6 +113,11 @@ class State:
             tokens = tokens.scatter(1, self.length[:, None] + offset, candidates)
         return Text(tokens, index, self.prompt, self.limit, self.min_length, self.ends)
 
+    def set_ends(self, lengths: Sequence[int], done: Sequence[bool]) -> None:
+        """Sets every row's length and whether it is done: what lies behind a length is stale."""
+        self.length.copy_(torch.tensor(lengths, dtype=torch.long))
+        self.done.copy_(torch.tensor(done))
+
     def is_eos(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns, for ids of any shape, which are end-of-text (bool, same shape)."""
         return self.ends.index_select(0, ids.reshape(-1)).view(ids.shape) > 0

@@ -78,7 +78,7 @@ def spoil_stale_slots(engine, lengths, value=1e4):
 def decode(engine, after_cycle, prompts=toys.PROMPTS, new=NEW):
     """Returns the output, after calling `after_cycle(lengths, outcome, texts)` each cycle."""
     texts = [prompt.tolist() for prompt in prompts]
-    for outcome in engine.stream(prompts, new):
+    for outcome in engine.cycles(prompts, new):
         for text, row in zip(texts, outcome):
             text.extend(row.tokens)
         after_cycle([len(text) for text in texts], outcome, texts)
@@ -107,7 +107,7 @@ def test_buffers_stay_where_they_are(family):
     before, held = addresses(engine), buffers(engine)
     decode(engine, lambda *_: pytest.fail("moved") if addresses(engine) != before else None)
     engine.generate(toys.PROMPTS[:2], [1, 7], eos_token_ids=[3, 4])
-    next(engine.stream(toys.PROMPTS, 9))
+    next(engine.cycles(toys.PROMPTS, 9))
     engine.generate([toys.PROMPTS[4]], 30)
     assert addresses(engine) == before
     assert all(now is then for now, then in zip(buffers(engine), held))

@@ -46,8 +46,8 @@ UPSTREAM_KEYS = ["throughput", "avg_first_token_latency", "avg_rest_token_latenc
 UPSTREAM_KEYS += ["avg_e2e_latency", "input", "output"]
 KEYS = """schema_version drafter cycles host_reads proposed accepted emitted_tokens target_tokens
 acceptance_rate mean_acceptance_length acceptance_by_position finish_reasons target_forwards
-target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes draft_shapes
-graphs environment texts_equal_baseline""".split()
+reused_tokens target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes
+draft_shapes graphs environment texts_equal_baseline""".split()
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +81,54 @@ def text_of(prompt, new=NEW, eos=None, model=None, **changes):
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **changes)
     new_ids = out[0, len(prompt) :]
     return tiny_checkpoints.word_tokenizer().decode(new_ids, skip_special_tokens=True)
+
+
+# Streaming and stopping
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory):
+    """Target and draft whose texts have characters of several tokens; the text after "abc"."""
+    root = tmp_path_factory.mktemp("bytewise")
+    tokenizer = tiny_checkpoints.byte_tokenizer([])
+    prompt = tokenizer("abc", return_tensors="pt")["input_ids"][0]
+    text = toys.greedy(toys.target(), prompt, 24).tolist()
+    models = toys.target(), toys.drafts()["noisy"]
+    paths = [
+        tiny_checkpoints.save(root / name, model, tokenizer)
+        for name, model in zip(("target", "draft"), models)
+    ]
+    return paths, tokenizer, text
+
+
+def test_stop_strings_end_the_text_and_the_baseline(command, bytewise):
+    (target, draft), tokenizer, text = bytewise
+    stop = tokenizer.decode(text[5:7])
+    end = next(i for i in range(1, 24) if stop in tokenizer.decode(text[:i]))
+    args = ["--prompt", "abc", "--max_new_tokens", 24, "--stop", "never", stop]
+    code, out, _ = command(*args, "--compare_baseline", target=target, draft=draft)
+    values = last(out)
+    assert code == 0 and values["texts_equal_baseline"]
+    assert values["output"] == [[tokenizer.decode(text[:end])]] and end < 24
+    assert values["finish_reasons"] == ["stop_string"] and values["emitted_tokens"] == end
+
+
+def test_stream_prints_the_text_before_the_statistics(command, bytewise):
+    (target, draft), tokenizer, text = bytewise
+    args = ["--prompt", "abc", "--max_new_tokens", 24, "--stream"]
+    code, out, err = command(*args, target=target, draft=draft)
+    whole = tokenizer.decode(text, skip_special_tokens=True)
+    assert code == 0 and out.startswith(whole + "\n") and last(out)["output"] == [[whole]]
+    assert "generate" not in err
+    code, _, err = command(*args, "--batch_size", 2, target=target, draft=draft)
+    assert code == 2
+    assert_one_sentence(err, "--stream", "one prompt")
+
+
+def test_several_greedy_texts_of_a_prompt_are_refused(command):
+    code, _, err = command("--prompt", "w9", "--num_return_sequences", 2)
+    assert code == 2
+    assert_one_sentence(err, "num_return_sequences")
 
 
 # Results

@@ -92,9 +92,9 @@ class Two(ModelDrafter):
         super().__init__(context)
         self.other = ModelDrafter(context)
 
-    def reset(self):
-        super().reset()
-        self.other.reset()
+    def reset(self, kept=()):
+        super().reset(kept)
+        self.other.reset(kept)
 
     def catch_up(self, state, lengths, live):
         super().catch_up(state, lengths, live)

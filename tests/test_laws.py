@@ -412,7 +412,7 @@ def test_counts_equal_hand_computed_ones():
     engine = scripted([2, 3], [[3, 0], [1, 2], [3, 3]], 3)
     got = [[], []]
     emitted = []
-    for outcome in engine.stream(toys.PROMPTS[2:4], 8):
+    for outcome in engine.cycles(toys.PROMPTS[2:4], 8):
         emitted.append([(r.n_proposed, r.n_accepted, r.n_emitted, r.done) for r in outcome])
         for row, facts in zip(got, outcome):
             row.extend(facts.tokens)
@@ -510,7 +510,7 @@ def test_no_shape_is_new_after_the_first_cycle(draft):
     """The last block is clipped by masking."""
     engine = engine_for(draft)
     counts = []
-    for _ in engine.stream(toys.PROMPTS, [40, 39, 38, 37, 20]):
+    for _ in engine.cycles(toys.PROMPTS, [40, 39, 38, 37, 20]):
         counts.append((len(engine.runtime.target.shapes), len(engine.runtime.drafter.shapes)))
     assert len(set(counts[:-1])) == 1 and len(counts) > 5
     assert counts[-1][0] - counts[0][0] <= 1  # a last cycle that nothing can be drafted for
@@ -582,7 +582,7 @@ def test_a_model_in_train_mode_stays_so_and_is_run_without_dropout():
     """Also while a stream is open, and when it is dropped half way."""
     model = copy.deepcopy(toys.target()).train()
     engine = SpeculativeEngine(model, model)
-    stream = engine.stream(toys.PROMPTS, 24)
+    stream = engine.cycles(toys.PROMPTS, 24)
     next(stream)
     assert model.training
     stream.close()
@@ -631,7 +631,7 @@ def test_unsound_target_is_an_error_and_unsound_draft_is_not(value, where):
 def test_call_after_an_interrupted_one_is_right(cycles):
     """Whatever the interrupted one left in the buffers."""
     engine = engine_for("noisy")
-    stream = engine.stream(toys.PROMPTS[::-1], 40)
+    stream = engine.cycles(toys.PROMPTS[::-1], 40)
     for _ in range(cycles):
         next(stream)
     stream.close()
@@ -642,7 +642,7 @@ def test_stream_yields_what_generate_returns():
     """Cycle by cycle, one outcome for each prompt."""
     engine = engine_for("noisy", batch_size=6)
     got = [[] for _ in toys.PROMPTS]
-    for outcome in engine.stream(toys.PROMPTS, toys.NEW):
+    for outcome in engine.cycles(toys.PROMPTS, toys.NEW):
         assert len(outcome) == len(got)
         for row, facts in zip(got, outcome):
             assert len(facts.tokens) == facts.n_emitted

@@ -188,7 +188,7 @@ def test_longer_ngrams_are_a_setting():
 def follow(engine, prompts, new):
     """Yields, for each cycle, each row's text before it and the row's outcome."""
     texts = [prompt.tolist() for prompt in prompts]
-    for outcome in engine.stream(prompts, new):
+    for outcome in engine.cycles(prompts, new):
         for text, row in zip(texts, outcome):
             yield list(text), row
             text.extend(row.tokens)
@@ -224,7 +224,7 @@ def test_a_perfect_model_behind_a_look_up_is_always_right(fuse):
 def draft_cache_follows(engine, want):
     """Asserts that after every cycle the draft's slots are those of a fresh prefill."""
     got = [[] for _ in toys.PROMPTS]
-    for outcome in engine.stream(toys.PROMPTS, 30):
+    for outcome in engine.cycles(toys.PROMPTS, 30):
         for row, (prompt, facts) in enumerate(zip(toys.PROMPTS, outcome)):
             got[row].extend(facts.tokens)
             text = torch.tensor([*prompt.tolist(), *got[row]])

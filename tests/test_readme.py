@@ -29,7 +29,7 @@ def arguments(command: str) -> list[str]:
 
 
 def generate_commands() -> list[str]:
-    return [c for c in commands("bash") if not c.startswith("make")]
+    return [c for c in commands("bash") if not c.startswith("make") and "chat.py" not in c]
 
 
 def test_the_readme_is_short_and_has_commands():
@@ -48,6 +48,15 @@ def test_make_targets_exist(command):
 def test_readme_commands_run(command, capsys):
     assert cli.run_command(run_generation.main, arguments(command)) == 0
     assert '"throughput"' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("command", [c for c in commands("bash") if "chat.py" in c])
+def test_chats_run_from_a_pipe(command):
+    command = command.replace("python ", f"{sys.executable} ")
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and "0 prompt tokens reused" in done.stderr
 
 
 @pytest.mark.model

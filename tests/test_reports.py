@@ -111,7 +111,7 @@ def test_a2_candidate_i_sits_at_the_committed_length_minus_one_plus_i(drafted_by
     running, length = engine(5, copy.deepcopy(toys.drafts()[drafted_by])), len(prompt)
     running.generate([prompt], 1)  # builds the buffers
     with recorded_positions(running.runtime.target.model) as seen:
-        for (facts,) in running.stream([prompt], 60):
+        for (facts,) in running.cycles([prompt], 60):
             width = 6 if length < 209 else 1  # a proposal is of no use to the last token
             assert [at.tolist() for at in seen] == [[[length - 1 + i for i in range(width)]]]
             seen.clear()
@@ -251,7 +251,7 @@ def test_b1_a_text_ends_at_an_end_token_anywhere_in_a_block(offset, drafted_by):
     at = next(i for i in first_occurrences(text) if i % 6 == offset)
     running = engine(5, drafted_by)
     streamed = []
-    for (facts,) in running.stream([prompt], 40, eos_token_ids=[text[at]]):
+    for (facts,) in running.cycles([prompt], 40, eos_token_ids=[text[at]]):
         assert len(facts.tokens) == facts.n_emitted
         streamed += facts.tokens
     assert streamed == text[: at + 1]
@@ -508,7 +508,7 @@ def test_e1_each_row_equals_its_own_run(rows):
     prompts = toys.PROMPTS[:rows]
     running, spread = engine(5, "noisy"), set()
     texts = [[] for _ in prompts]
-    for outcome in running.stream(prompts, 40):
+    for outcome in running.cycles(prompts, 40):
         spread.add(len({facts.n_accepted for facts in outcome}) > 1)
         for text, facts in zip(texts, outcome):
             text += facts.tokens
@@ -585,7 +585,7 @@ def test_e5_zeros_inside_the_mask_are_skipped(family):
 def test_e7_a_round_without_acceptance_adds_exactly_one_token():
     """lucidrains/speculative-decoding#3"""
     rejected = 0
-    for outcome in engine(5, "unrelated").stream(toys.PROMPTS[:2], 30):
+    for outcome in engine(5, "unrelated").cycles(toys.PROMPTS[:2], 30):
         for facts in outcome:
             assert facts.n_emitted == len(facts.tokens)
             if facts.n_proposed:
@@ -625,7 +625,7 @@ def test_f1_buffers_keep_storage_and_shape_in_every_round(drafted_by):
     """huggingface/transformers#34797"""
     running, text = engine(3, drafted_by), []
     facts_of_round = []
-    for (facts,) in running.stream([toys.PROMPTS[3]], 40):
+    for (facts,) in running.cycles([toys.PROMPTS[3]], 40):
         facts_of_round.append([(b.data_ptr(), tuple(b.shape)) for b in buffers(running)])
         text += facts.tokens
     assert all(facts == facts_of_round[0] for facts in facts_of_round)
@@ -648,7 +648,7 @@ def test_f3_both_caches_hold_the_committed_tokens_after_every_round(drafted_by):
     """lablup/mlxcel#994"""
     running, prompt = engine(3, drafted_by), toys.PROMPTS[3]
     known = prompt.tolist()
-    for (facts,) in running.stream([prompt], 20):
+    for (facts,) in running.cycles([prompt], 20):
         known += facts.tokens
         # The last token is not fed yet; nor is the draft's last one, which its next round reads.
         for adapter, lag in ((running.runtime.target, 1), (running.runtime.drafter.model, 2)):

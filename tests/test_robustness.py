@@ -80,7 +80,7 @@ def test_buffers_are_kept_while_a_model_stays_as_it_is():
 
 def test_a_refused_call_leaves_an_open_stream_alone():
     engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"])
-    stream = engine.stream(toys.PROMPTS[:1], 20)
+    stream = engine.cycles(toys.PROMPTS[:1], 20)
     text = list(next(stream)[0].tokens)
     with pytest.raises(InputError):
         engine.generate([[]], 3)

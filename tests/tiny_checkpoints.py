@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 
 import toys
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", ":"]
 WORDS += [f"w{i}" for i in range(len(WORDS), toys.VOCAB)]
@@ -33,6 +35,47 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>")
+
+
+def byte_tokenizer(text: list[int], eos: int | None = None) -> PreTrainedTokenizerFast:
+    """Returns a byte-level tokenizer in which `text` has characters of several bytes.
+
+    Ids that occur once in `text`, side by side, become the bytes of one character each; others
+    become letters, pairs of letters and words.
+    """
+    byte_names = bytes_to_unicode()
+    pieces: dict[int, bytes] = {}
+    characters = ["\N{EURO SIGN}", "\u00e9", "\N{GRINNING FACE}", "\u4f60", "\u00df"] * 2
+    at = 0
+    while at < len(text) and characters:
+        parts = [bytes([byte]) for byte in characters[0].encode()]
+        ids = text[at : at + len(parts)]
+        # A byte can be the piece of one id only, and an id have one piece.
+        fresh = len(set(ids)) == len(parts) and all(text.count(i) == 1 for i in ids)
+        if fresh and not set(parts) & set(pieces.values()):
+            pieces.update(zip(ids, parts))
+            at += len(ids) + 1
+            characters.pop(0)
+        elif set(parts) & set(pieces.values()):
+            characters.pop(0)
+        else:
+            at += 1
+    letters = string.ascii_lowercase
+    names = [*letters, *(f" {a}" for a in letters), *(f"{a}{a}" for a in letters)]
+    names += ["\n", ".", " the", "stop", *(f" {a}{a}" for a in letters)]
+    free = (name.encode() for name in names)
+    vocab = {}
+    special = {0: "<pad>", eos: "</s>"}
+    for token in range(toys.VOCAB):
+        piece = special.get(token) or "".join(
+            byte_names[b] for b in pieces.get(token) or next(free)
+        )
+        vocab[piece] = token
+    inner = Tokenizer(models.BPE(vocab, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    names = {"pad_token": "<pad>"} | ({} if eos is None else {"eos_token": "</s>"})
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
 
 
 def words(*ids: int) -> str:

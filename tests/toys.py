@@ -255,7 +255,7 @@ class ScriptedDrafter(Drafter):
         self._texts, self._right = [text.tolist() + [0] * 40 for text in texts], right
         self._cycle = 0
 
-    def reset(self) -> None:
+    def reset(self, kept=()) -> None:
         """Starts the script again."""
         self._cycle = self.forwards = 0
 

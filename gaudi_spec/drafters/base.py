@@ -26,7 +26,7 @@ never changes a text, so a drafter has one duty besides guessing well: to be sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -110,8 +110,8 @@ class Drafter(Protocol):
     shapes: Set[tuple[str, int, int]] = frozenset()
     window: int = 0
 
-    def reset(self) -> None:
-        """Forgets the previous call; buffers are kept."""
+    def reset(self, kept: Sequence[int] = ()) -> None:
+        """Forgets the previous call but for the first `kept` tokens of each row."""
         self.forwards = 0
 
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:

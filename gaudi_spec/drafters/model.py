@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..buckets import chunks
@@ -34,10 +36,11 @@ class ModelDrafter(Drafter):
         self._covered: list[int] = []
         self._window = context.slots
 
-    def reset(self) -> None:
-        """Forgets what the cache covers; the buffers stay."""
+    def reset(self, kept: Sequence[int] = ()) -> None:
+        """Forgets what the cache covers beyond the first `kept` tokens of each row."""
         self.forwards = 0
-        self._covered = [0] * self.model.cache.batch
+        self._covered = [min(pair) for pair in zip(self._covered, kept)]
+        self._covered += [0] * (self.model.cache.batch - len(self._covered))
 
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
         """Feeds committed tokens that the cache lacks, in chunks; usually there are none."""

@@ -1,0 +1,146 @@
+"""The flags of `run_generation`, with Optimum Habana's names, defaults and meanings."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .device import DEVICES
+
+# Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
+DEFAULT_PROMPTS = (
+    "The sea was calm on the morning we left, and",
+    "To bake a loaf of bread you need flour, water, yeast and",
+    "Speculative decoding makes a language model faster because",
+    "Dear neighbour, I am writing to you about",
+    "The three most important rules of chess are",
+    "In the year 2050 the railways of Europe",
+    "def fibonacci(n):",
+    "Once upon a time there was a clockmaker who",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the argument parser, so that other programs and the docs can read it."""
+    p = argparse.ArgumentParser(
+        prog="gaudi-spec generate",
+        description="Generate text with a target model and a draft model, on static shapes. Greedy "
+        "text is the target's own, token for token; sampled text follows its distribution.",
+    )
+    model = p.add_argument_group("models")
+    model.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
+    model.add_argument(
+        "--assistant_model", help="draft model; without it, and look-up, decoding is plain"
+    )
+    model.add_argument("--bf16", action="store_true", help="load both in bfloat16, not float32")
+    model.add_argument("--model_revision", default="main", help="branch, tag or commit of the hub")
+    model.add_argument("--token", help="access token for the hub")
+    model.add_argument(
+        "--trust_remote_code", action="store_true", help="run code that comes with a checkpoint"
+    )
+    model.add_argument(
+        "--attn_implementation", choices=("sdpa", "eager"), help="default: the model's own choice"
+    )
+    model.add_argument(
+        "--allow_tokenizer_mismatch",
+        action="store_true",
+        help="use a draft with another tokenizer (the text stays the target's own)",
+    )
+    model.add_argument(
+        "--allow_untested_models",
+        action="store_true",
+        help="accept model families outside the tested list, after a self-check",
+    )
+    text = p.add_argument_group("generation")
+    text.add_argument("--prompt", nargs="*", help="one or more prompts; default: built-in ones")
+    text.add_argument(
+        "--batch_size",
+        type=int,
+        help="rows; prompts are repeated or cut to it (default: 1, or the number of prompts given)",
+    )
+    text.add_argument("--max_new_tokens", type=int, default=100, help="new tokens for each prompt")
+    text.add_argument(
+        "--max_input_tokens",
+        type=int,
+        default=0,
+        help="cut prompts to this many tokens (0 or less: use them whole)",
+    )
+    text.add_argument(
+        "--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)"
+    )
+    text.add_argument(
+        "--prompt_lookup_num_tokens",
+        type=int,
+        help="draft by looking up what followed the last tokens before, this many a cycle; with "
+        "--assistant_model, which then drafts where nothing matches",
+    )
+    text.add_argument(
+        "--max_matching_ngram_size", type=int, help="longest n-gram looked up (default: 2)"
+    )
+    text.add_argument(
+        "--ignore_eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on after end of text, to the budget (Optimum Habana's default)",
+    )
+    text.add_argument(
+        "--stop", nargs="*", metavar="TEXT", help="end a text as soon as it holds one of these"
+    )
+    text.add_argument(
+        "--num_return_sequences", type=int, default=1, help="texts for each prompt, if sampled"
+    )
+    text.add_argument("--use_chat_template", action="store_true", help="as a chat message")
+    text.add_argument(
+        "--use_kv_cache", action="store_true", help="accepted; the cache is always on"
+    )
+    text.add_argument("--seed", type=int, default=27, help="seed of sampling")
+    _add_sampling(p.add_argument_group("choice of tokens (default: the checkpoint's values)"))
+    run = p.add_argument_group("run")
+    run.add_argument("--device", default="auto", choices=("auto", *DEVICES))
+    run.add_argument(
+        "--torch_compile",
+        action="store_true",
+        help="capture graphs on cpu too, with torch.compile (hpu and cuda do by default)",
+    )
+    run.add_argument(
+        "--use_hpu_graphs", action="store_true", help="accepted; graphs are the default on hpu"
+    )
+    run.add_argument(
+        "--bucket_size",
+        type=int,
+        default=-1,
+        help="smallest attention window in cache slots; it is doubled as the text grows "
+        "(default: 256)",
+    )
+    run.add_argument("--warmup", type=int, default=3, help="untimed iterations before")
+    run.add_argument("--n_iterations", type=int, default=5, help="timed iterations")
+    run.add_argument("--output_dir", help="write results.json there")
+    run.add_argument("--config", help="YAML file with SpecConfig settings; flags win")
+    run.add_argument(
+        "--compare_baseline",
+        action="store_true",
+        help="also time plain decoding, interleaved, and compare the text with it",
+    )
+    run.add_argument(
+        "--stream", action="store_true", help="print the text as it comes (for one row)"
+    )
+    run.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
+    run.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
+    return p
+
+
+def _add_sampling(group: Any) -> None:
+    group.add_argument("--do_sample", action="store_true", help="draw tokens; default: greedy")
+    group.add_argument("--temperature", type=float, help="of the draw")
+    group.add_argument("--top_k", type=int, help="draw among the k best")
+    group.add_argument("--top_p", type=float, help="draw among the best that hold this mass")
+    group.add_argument("--min_p", type=float, help="draw among what has this share of the best")
+    group.add_argument("--repetition_penalty", type=float, help="above 1: fewer repetitions")
+    group.add_argument("--no_repeat_ngram_size", type=int, help="no n-gram twice")
+    group.add_argument("--bad_words", nargs="+", help="words that may not be generated")
+    group.add_argument(
+        "--verifier",
+        choices=("rejection", "coupled"),
+        help="how drawn tokens are verified: rejection accepts most (default); coupled gives the "
+        "very text of plain sampling with the same seed",
+    )

@@ -1,0 +1,176 @@
+"""One call under way: prefills, then runs cycles and settles what they did."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import torch
+
+from . import cycle
+from .config import SpecConfig
+from .cycle import RowOutcome
+from .errors import ConfigError, NumericalError
+from .ledger import Ledger, Step, TokenEvent
+from .metrics import Report
+from .request import Request, Rows
+from .runtime import Runtime
+from .schedule import Schedule
+
+
+class Flow:
+    """The cycles of one call.
+
+    Args:
+        runtime: Buffers and graphs, large enough.
+        config: Settings.
+        request: What to generate.
+        schedule: Picks K.
+        step: Watches every decoding step, see `Ledger`.
+
+    Attributes:
+        rows: The host's copy of what the rows have come to.
+        report: Counted facts.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: SpecConfig,
+        request: Request,
+        schedule: Schedule,
+        step: Step | None = None,
+    ) -> None:
+        self.runtime, self.config, self.schedule = runtime, config, schedule
+        self._request = request
+        count = len(request.prompts)
+        self.report = Report(emitted=[0] * count, finish_reasons=["length"] * count)
+        self._ledger = Ledger(self.report, count, step)
+        self._watched = step is not None
+        self._every = 1 if step is not None or config.keep_logits else config.sync_every
+        spare = [1] * (runtime.state.batch - count)  # rows without a prompt are done from the start
+        lengths = [len(prompt) for prompt in request.prompts]
+        limits = [n + budget for n, budget in zip(lengths, request.budgets)]
+        self.rows = Rows(count, lengths + spare, limits + spare)
+
+    def start(self, begin: float, reuse: bool) -> None:
+        """Loads the request into the buffers and prefills.
+
+        Args:
+            begin: When the call began.
+            reuse: Keep the cache entries of what a row's prompt shares with the row's text of the
+                call before.
+        """
+        runtime, request = self.runtime, self._request
+        self._begin = begin
+        prompts = [prompt.tolist() for prompt in request.prompts]
+        prompts += [[] for _ in range(runtime.state.batch - self.rows.count)]
+        kept = [_shared(old, new) if reuse else 0 for old, new in zip(runtime.held, prompts)]
+        # An interrupt may come at any time: what is held is what is sound.
+        runtime.held = [prompt[: n + 1] for prompt, n in zip(prompts, kept)]
+        runtime.state.reset(*request)
+        runtime.reset(kept)
+        self.report.reused_tokens = sum(kept)
+        runtime.prefill(kept, max(len(prompt) - 1 - n for prompt, n in zip(prompts, kept)))
+        runtime.held = prompts
+        runtime.seconds["prefill"] += time.perf_counter() - begin
+
+    def advance(self) -> tuple[list[list[RowOutcome]], list[TokenEvent]]:
+        """Runs cycles up to the next host read.
+
+        Returns:
+            The outcome of each cycle that did something, and the tokens that can be handed out.
+        """
+        rows, runtime = self.rows, self.runtime
+        k = self.schedule.choose(self.report.cycles)
+        if k not in self.schedule.sizes and k != 0:
+            raise ConfigError(f"The schedule chose K = {k}, which is not among its sizes.")
+        k = self._usable(k)
+        outcomes, events = [], []
+        for outcome in self._cycles(k):
+            if not rows.live:
+                break
+            self._check(outcome)
+            for row, facts in enumerate(outcome):
+                rows.lengths[row] += facts.n_emitted
+                runtime.held[row] += facts.tokens
+            rows.done = [facts.done > 0 or done for facts, done in zip(outcome, rows.done)]
+            self.report.add_cycle()
+            settled, excess = self._ledger.add(outcome)
+            self._roll_back(excess)
+            if k:
+                runtime.drafter.committed(rows.lengths, k)
+            if self.report.first_token_seconds is None:
+                self.report.first_token_seconds = time.perf_counter() - self._begin
+            runtime.tell(self.report)
+            outcomes.append(outcome[: rows.count])
+            events += settled
+        return outcomes, events
+
+    def _roll_back(self, excess: dict[int, int]) -> None:
+        """Ends rows, taking back what they have gone too far: both caches hide it at once."""
+        rows = self.rows
+        for row, count in excess.items():
+            rows.lengths[row] -= count
+            rows.done[row] = True
+            del self.runtime.held[row][rows.lengths[row] :]
+        if excess:
+            self.runtime.state.set_ends(rows.lengths, rows.done)
+
+    def _usable(self, k: int) -> int:
+        """Returns k, or 0 where no live row can use a proposal."""
+        drafter, rows = self.runtime.drafter, self.rows
+        if drafter is None or k == 0:
+            return 0
+        if self._watched and self._request.sampling.on_host:
+            return 0  # a processor must not be called for tokens behind a stop in the same block
+        outside = [r for r in rows.live if not drafter.has_room(rows.lengths[r])]
+        if outside and not self.runtime.warned_room:
+            self.runtime.warned_room = True
+            warnings.warn(
+                f"A sequence of {rows.lengths[outside[0]]} tokens is longer than the draft's "
+                "maximum positions; it goes on without a draft, so it gets slower but not "
+                "different.",
+                stacklevel=5,
+            )
+        usable = (rows.left(r) > 1 for r in rows.live if r not in outside)
+        return k if any(usable) else 0
+
+    def _cycles(self, k: int) -> list[list[RowOutcome]]:
+        """Runs cycles until the host reads: one, or up to `sync_every` of the same K."""
+        rows, runtime = self.rows, self.runtime
+        longest = max(rows.left(r) for r in rows.live)
+        count = max(1, min(self._every, longest // (k + 1)))
+        alive = [not done for done in rows.done]
+        results = []
+        for i in range(count):
+            result = runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
+            results.append(result.clone() if count > 1 else result)
+        begin = time.perf_counter()
+        outcomes = cycle.unpack(
+            torch.stack(results) if count > 1 else result[None], runtime.blocks.kept(k)
+        )
+        self.report.host_reads += 2 if self.config.keep_logits else 1
+        last = "cycle" if "cycle" in runtime.seconds else "verify"
+        runtime.seconds[last] += time.perf_counter() - begin
+        return outcomes
+
+    def _check(self, outcome: list[RowOutcome]) -> None:
+        """Stops on unsound logits."""
+        for row in self.rows.live:
+            if outcome[row].n_unsound:
+                self.runtime.clean()
+                raise NumericalError(
+                    f"The target's logits are NaN or infinite in row {row} near position "
+                    f"{self.rows.lengths[row] + outcome[row].n_emitted - 1}: check the "
+                    "checkpoint, or load it in float32."
+                )
+
+
+def _shared(held: list[int], prompt: list[int]) -> int:
+    """Returns how many leading cache entries of `held` are those of `prompt[:-1]`.
+
+    The entry of the last held token was never written, and that of the last prompt token will be.
+    """
+    most = max(0, min(len(held), len(prompt)) - 1)
+    return next((i for i in range(most) if held[i] != prompt[i]), most)
