@@ -218,7 +218,7 @@ def test_a_perfect_model_behind_a_look_up_is_always_right(fuse):
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, NEW), want)
     config = SpecConfig(drafter="combined", fuse_cycle=fuse)
     seen = kinds(SpeculativeEngine(toys.target(), toys.target(), config), 5, new=toys.NEW)
-    assert seen["nothing"] > 9 and seen["wrong"] > 9
+    assert seen["nothing"] > 9 and seen["wrong"] > 5
 
 
 def draft_cache_follows(engine, want):

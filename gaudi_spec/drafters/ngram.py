@@ -24,12 +24,13 @@ class NgramDrafter(Drafter):
 
     Args:
         context: Only `config.max_matching_ngram_size` is read.
+        shortest: Tokens that a match needs.
     """
 
     needs_draft = False
 
-    def __init__(self, context: Context) -> None:
-        self._longest = context.config.max_matching_ngram_size
+    def __init__(self, context: Context, shortest: int = 1) -> None:
+        self._longest, self._shortest = context.config.max_matching_ngram_size, shortest
 
     def propose(self, state: State, k: int) -> Proposal:
         """Returns what followed the best match in each row."""
@@ -51,7 +52,7 @@ class NgramDrafter(Drafter):
         tokens = state.tokens.gather(1, begin[:, None] + torch.arange(k, device=state.device))
         before_end = (state.is_eos(tokens).long().cumsum(1) == 0).sum(1)
         count = torch.minimum(before_end, state.length - begin)
-        return Proposal(tokens, torch.where(best >= width, count, 0))
+        return Proposal(tokens, torch.where(best >= self._shortest * width, count, 0))
 
 
 class CombinedDrafter(ModelDrafter):
@@ -60,7 +61,8 @@ class CombinedDrafter(ModelDrafter):
     Which rows found something is data, so the model is run for all rows, always: it is fed the
     tokens that are *proposed*, looked up or its own. So its cache holds what was proposed, whatever
     its source, and follows the commit exactly as `ModelDrafter`'s does. A look-up that ends early
-    is continued by the model, which has read it. Beyond the draft's maximum positions only look-up
+    is continued by the model, which has read it. Only matches of `max_matching_ngram_size` tokens
+    count here: a single token that was there before says less than the model does. Beyond the draft's maximum positions only look-up
     proposes.
 
     Args:
@@ -69,7 +71,7 @@ class CombinedDrafter(ModelDrafter):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._lookup = NgramDrafter(context)
+        self._lookup = NgramDrafter(context, context.config.max_matching_ngram_size)
 
     def has_room(self, length: int) -> bool:
         """Returns True: look-up needs none."""
