@@ -257,6 +257,7 @@ def test_training_converges_and_shuffled_notes_do_not_help(tmp_path):
     after = mine.run(150, FAR + time.monotonic(), lambda p: None)
     assert before < 0.03 and after.best > before + 0.12
     assert [h["step"] for h in after.history] == [25, 50, 75, 100, 125, 150]
+    assert after.history[0]["by_kind"] == {"random": after.history[0]["agreement"]}
     other = torch.randperm(toys.VOCAB, generator=seeded(0)).int()
     wrong = corpus()._replace(top_ids=other[corpus().top_ids.long()])
     control = trainer(tmp_path / "b", wrong).run(150, FAR + time.monotonic(), lambda p: None)

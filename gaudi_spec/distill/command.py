@@ -131,10 +131,7 @@ class Distillation:
             "minutes": self.minutes,
             "seed": self.args.seed,
             "agreement": agreement(matches),
-            "agreement_by_kind": {
-                kind: agreement([m for m, k in zip(matches, held_out.kinds) if k == kind])
-                for kind in dict.fromkeys(held_out.kinds)
-            },
+            "agreement_by_kind": held_out.by_kind(matches),
             **costs,
             **dict(zip(("best_k", "expected_speedup"), best_k(matches, **costs))),
             "history": done.history,

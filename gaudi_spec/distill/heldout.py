@@ -50,6 +50,13 @@ class HeldOut:
         spans = zip(right, (self.prompt - 1).tolist(), self.count.tolist())
         return [row[begin : begin + count].tolist() for row, begin, count in spans]
 
+    def by_kind(self, matches: list[list[bool]]) -> dict[str, float]:
+        """Returns the agreement of each kind of prompt."""
+        return {
+            kind: agreement([m for m, k in zip(matches, self.kinds) if k == kind])
+            for kind in dict.fromkeys(self.kinds)
+        }
+
 
 def walk(matches: list[list[bool]], k: int) -> tuple[int, int, int]:
     """Replays greedy speculative decoding with K = `k`.

@@ -45,13 +45,13 @@ class Progress:
         step: Steps done.
         total: Steps planned.
         best: Best held-out agreement.
-        history: Of each validation: step, loss since the last one, agreement.
+        history: Of each validation: step, loss since the last one, agreement, by kind too.
     """
 
     step: int = 0
     total: int = 0
     best: float = -1.0
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Trainer:
@@ -177,10 +177,12 @@ class Trainer:
     def _check(self, loss: float) -> None:
         """Validates, notes, keeps the best weights and what a later run needs."""
         self.student.eval()
-        agreed = agreement(self.held_out.matches(self.student))
+        matches = self.held_out.matches(self.student)
+        agreed, kinds = agreement(matches), self.held_out.by_kind(matches)
         self.student.train()
         progress = self.progress
-        progress.history.append({"step": progress.step, "loss": loss, "agreement": agreed})
+        facts = {"step": progress.step, "loss": loss, "agreement": agreed, "by_kind": kinds}
+        progress.history.append(facts)
         weights = self.student.state_dict()
         if agreed > progress.best:
             progress.best = agreed
