@@ -62,8 +62,8 @@ class CombinedDrafter(ModelDrafter):
     tokens that are *proposed*, looked up or its own. So its cache holds what was proposed, whatever
     its source, and follows the commit exactly as `ModelDrafter`'s does. A look-up that ends early
     is continued by the model, which has read it. Only matches of `max_matching_ngram_size` tokens
-    count here: a single token that was there before says less than the model does. Beyond the draft's maximum positions only look-up
-    proposes.
+    count here: a single token that was there before says less than the model does. Beyond the
+    draft's maximum positions only look-up proposes.
 
     Args:
         context: With a draft model.
