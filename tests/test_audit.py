@@ -50,9 +50,9 @@ def test_planted_faults_are_counted(pair, monkeypatch):
 
     fill = runtime.Runtime.prefill
 
-    def moving(self, count):
+    def moving(self, *given):
         self.target.cache.keys[0] = self.target.cache.keys[0].clone()
-        fill(self, count)
+        fill(self, *given)
 
     monkeypatch.setattr(runtime.Runtime, "prefill", moving)
     assert run(pair).broken == ["reallocations"]

@@ -13,7 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gaudi_spec.drafters.base import Drafter, Proposal
+from gaudi_spec.models import compact
 
+compact.register()
 VOCAB = 97
 _LLAMA = dict(
     hidden_size=32,
@@ -91,6 +93,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "olmo": ("olmo", _LLAMA),
     "olmo2": ("olmo2", _LLAMA),
     "smollm3": ("smollm3", _LLAMA),
+    "compact-llama": ("compact_llama", dict(_LLAMA, kept_vocab_size=80)),
 }
 
 
