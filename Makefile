@@ -44,9 +44,9 @@ help: ## List the targets.
 	@$(call PIP_INSTALL,$*) -e ".[$(EXTRAS_$*)]" "$(TRANSFORMERS_$*)"
 	@touch $@
 
-demo: .venv/.stamp ## Generate with a real model and a stand-in draft, and compare with plain decoding.
+demo: .venv/.stamp ## Generate with a real model and its packaged draft, and compare with plain decoding.
 	.venv/bin/python examples/run_generation.py \
-	  --model_name_or_path smollm2-135m-instruct --assistant_model smollm2-135m-instruct-drop \
+	  --model_name_or_path smollm2-135m-instruct --assistant_model smollm2-135m-draft \
 	  --use_chat_template --max_new_tokens 64 --warmup 1 --n_iterations 1 --compare_baseline \
 	  --prompt $(PROMPTS)
 

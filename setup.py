@@ -42,7 +42,14 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["gaudi_spec", "gaudi_spec.*"]),
-    package_data={"gaudi_spec": ["py.typed", "custom_generate/generate.py", "distill/prompts.txt"]},
+    package_data={
+        "gaudi_spec": [
+            "py.typed",
+            "custom_generate/generate.py",
+            "distill/prompts.txt",
+            "packaged/*/*",
+        ]
+    },
     install_requires=[
         "torch",
         "transformers>=4.55",

