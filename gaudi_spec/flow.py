@@ -163,7 +163,7 @@ class Flow:
                 raise NumericalError(
                     f"The target's logits are NaN or infinite in row {row} near position "
                     f"{self.rows.lengths[row] + outcome[row].n_emitted - 1}: check the "
-                    "checkpoint, or load it in float32."
+                    "checkpoint and logits processors, or load it in float32."
                 )
 
 

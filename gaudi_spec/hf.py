@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -98,40 +99,51 @@ def generate(
         past_key_values = generate_kwargs.pop("cache", None)
     if past_key_values is not None and not isinstance(past_key_values, KeptCaches):
         raise unsupported("past_key_values", past_key_values, "leave it out")
-    untested = getattr(spec_config, "allow_untested_models", False)
-    check_supported(model, "target", untested)
-    if assistant_model is not None:
-        check_supported(assistant_model, "draft", untested)
-    if num_assistant_tokens is not None:
-        generate_kwargs["num_assistant_tokens"] = num_assistant_tokens
-    width = input_ids.shape[-1] if isinstance(input_ids, torch.Tensor) and input_ids.dim() else 0
-    options = resolve_options(
-        model,
-        assistant_model,
-        width,
-        generation_config,
-        generate_kwargs,
-        stopping_criteria=stopping_criteria,
-        tokenizer=tokenizer,
-    )
-    _check_ids(input_ids)
-    config = _config(spec_config, options, assistant_model, num_assistant_tokens)
-    if attention_mask is None:
-        attention_mask = infer_attention_mask(input_ids, options)
-    prompts = _unpad(input_ids, attention_mask)
-    if options.num_return_sequences > 1:
-        input_ids = input_ids.repeat_interleave(options.num_return_sequences, 0)
-        prompts = [prompt for prompt in prompts for _ in range(options.num_return_sequences)]
-    check_streamer(streamer, len(prompts))
-    kept = _engine(model, assistant_model, config, len(prompts), past_key_values)
-    with kept.engine.lock:  # another thread's call must not come between text and report
-        rows = _collect(kept.engine, prompts, input_ids, options, streamer, past_key_values)
-        _local.report = kept.engine.report
+    batched = streamer if isinstance(streamer, BatchStreamer) else None
+    with contextlib.nullcontext() if batched is None else batched.raising():
+        options = _options(
+            model,
+            input_ids,
+            assistant_model,
+            num_assistant_tokens,
+            generation_config,
+            generate_kwargs,
+            stopping_criteria=stopping_criteria,
+            tokenizer=tokenizer,
+            untested=getattr(spec_config, "allow_untested_models", False),
+        )
+        config = _config(spec_config, options, assistant_model, num_assistant_tokens)
+        if attention_mask is None:
+            attention_mask = infer_attention_mask(input_ids, options)
+        prompts = _unpad(input_ids, attention_mask)
+        if options.num_return_sequences > 1:
+            input_ids = input_ids.repeat_interleave(options.num_return_sequences, 0)
+            prompts = [prompt for prompt in prompts for _ in range(options.num_return_sequences)]
+        check_streamer(streamer, len(prompts))
+        kept = _engine(model, assistant_model, config, len(prompts), past_key_values)
+        with kept.engine.lock:  # another thread's call must not come between text and report
+            rows = _collect(kept.engine, prompts, input_ids, options, streamer, past_key_values)
+            _local.report = kept.engine.report
     new = rows.tokens(options.pad_token_id or 0)
     sequences = torch.cat([input_ids.long(), new.to(input_ids.device)], 1)
     if not options.return_dict:
         return sequences
     return result(sequences, rows, kept, options.output_scores, options.output_logits)
+
+
+def _options(
+    model, input_ids, assistant_model, k, generation_config, kwargs, untested: bool, **others
+) -> Options:
+    """Checks models and prompts, and reads the options."""
+    check_supported(model, "target", untested)
+    if assistant_model is not None:
+        check_supported(assistant_model, "draft", untested)
+    if k is not None:
+        kwargs["num_assistant_tokens"] = k
+    width = input_ids.shape[-1] if isinstance(input_ids, torch.Tensor) and input_ids.dim() else 0
+    options = resolve_options(model, assistant_model, width, generation_config, kwargs, **others)
+    _check_ids(input_ids)
+    return options
 
 
 def _collect(engine, prompts, input_ids, options: Options, streamer, past) -> Collected:
@@ -146,23 +158,18 @@ def _collect(engine, prompts, input_ids, options: Options, streamer, past) -> Co
     if watching is not None:
         watching.put(input_ids.cpu())
     rows = Collected(len(prompts))
-    try:
-        for event in engine.stream(
-            prompts,
-            options.max_new_tokens,
-            eos_token_ids=options.eos_token_ids,
-            min_new_tokens=options.min_new_tokens,
-            sampling=options.sampling,
-            step=step,
-            reuse=past is not None,
-        ):
-            rows.add(event)
-            if batched is not None:
-                batched.add(event)
-    except BaseException as error:
+    for event in engine.stream(
+        prompts,
+        options.max_new_tokens,
+        eos_token_ids=options.eos_token_ids,
+        min_new_tokens=options.min_new_tokens,
+        sampling=options.sampling,
+        step=step,
+        reuse=past is not None,
+    ):
+        rows.add(event)
         if batched is not None:
-            batched.end(error)
-        raise
+            batched.add(event)
     if streamer is not None:
         streamer.end()
     return rows

@@ -137,7 +137,9 @@ def resolve_options(
     least = config.min_new_tokens
     if least is None:
         least = max((config.min_length or 0) - width, 0)
-    several = config.num_return_sequences or 1
+    several = 1 if config.num_return_sequences is None else config.num_return_sequences
+    if several < 1:
+        raise InputError(f"num_return_sequences must be at least 1, not {several}.")
     if several > 1 and not config.do_sample:
         raise unsupported("num_return_sequences", several, "greedy decoding has one text")
     return Options(

@@ -35,7 +35,10 @@ def main(argv: list[str]) -> int:
     device = get_device(args.device)
     sentences = _sentences(args)
     if args.stream and len(sentences) * args.num_return_sequences > 1:
-        raise ConfigError("--stream shows one text: give one prompt, or leave it out.")
+        raise ConfigError(
+            "--stream shows one text: give one prompt, and --num_return_sequences 1, or leave it "
+            "out."
+        )
     pair = _load(args, device)
     job = Job(args, pair, config, device, sentences)
     run, baseline, outputs = job.run()
@@ -54,6 +57,8 @@ def main(argv: list[str]) -> int:
 
 def _check(args: argparse.Namespace) -> SpecConfig:
     """Checks everything that can be checked before a model is loaded."""
+    if not -(1 << 63) <= args.seed < 1 << 63:
+        raise ConfigError(f"--seed must be a whole number of 64 bits, not {args.seed}.")
     for name, least in (
         ("max_new_tokens", 1),
         ("n_iterations", 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from queue import Queue
 from typing import Any
@@ -101,6 +102,15 @@ class BatchStreamer:
         """Ends the iteration, by raising `error` if there was one."""
         self._decoders.clear()
         self._queue.put(error)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Hands an error inside the block on to the iterator, too."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return self

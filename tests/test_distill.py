@@ -357,6 +357,13 @@ def test_the_command_writes_a_draft_that_everybody_can_load(checkpoint, asked, t
     assert torch.equal(assisted[0, ids.shape[1] :], toys.greedy(toys.target(), toys.PROMPTS[0], 12))
 
 
+def test_the_directory_of_another_model_is_left_alone(checkpoint, capsys):
+    before = {path.name for path in checkpoint.iterdir()}
+    assert distill(checkpoint, checkpoint) == 2
+    assert "holds another model" in capsys.readouterr().err
+    assert {path.name for path in checkpoint.iterdir()} == before
+
+
 def test_a_draft_with_all_ids_is_a_plain_llama(checkpoint, asked, tmp_path):
     assert distill(checkpoint, tmp_path, "--prompts", str(asked), "--keep_work") == 0
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is LlamaForCausalLM
@@ -375,6 +382,10 @@ def test_other_settings_do_not_mix_with_a_run_under_way(checkpoint, asked, tmp_p
     [
         (["--layers", "0"], "--layers must be at least 1, not 0"),
         (["--minutes", "-1"], "--minutes must be at least 0"),
+        (["--learning_rate", "nan"], "--learning_rate must be at least 0, not nan"),
+        (["--seed", "-1"], "--seed must be from 0"),
+        (["--vocab_subset", "99999"], "--vocab_subset 99999: the target has 97 ids"),
+        (["--max_new_tokens", "300"], "together, but the target has 256 positions"),
         (["--prompts", "/nowhere"], "Cannot read /nowhere"),
         (["--hidden", "12"], "--hidden 12 is not a multiple"),
         (

@@ -169,6 +169,14 @@ def test_a_streamer_that_fails_ends_the_call_as_it_does_plain_decoding():
     assert ours()[0, 17:].tolist() == TEXT[:NEW]
 
 
+def test_a_batch_streamer_raises_an_error_before_the_first_token_too():
+    streamer = BatchStreamer(TOKENIZER, timeout=5)
+    with pytest.raises(GaudiSpecError, match="num_beams"):
+        ours(streamer=streamer, num_beams=2)
+    with pytest.raises(GaudiSpecError, match="num_beams"):
+        next(streamer)
+
+
 def test_a_batch_streamer_raises_the_error_of_the_call():
     streamer = BatchStreamer(TOKENIZER, timeout=60)
     with pytest.raises(InputError):

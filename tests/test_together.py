@@ -108,7 +108,7 @@ def test_a_stopped_and_streamed_drawn_text_is_a_prefix_of_the_unstopped_one(k):
     plain = ours(ids, draft=None, **options)[:, ids.shape[1] :].tolist()
     stop = plain[0][6]
     tokenizer = tiny_checkpoints.word_tokenizer()
-    streamer = BatchStreamer(tokenizer, len(ids))
+    streamer = BatchStreamer(tokenizer)
     got = ours(ids, k=k, eos_token_id=stop, pad_token_id=0, streamer=streamer, **options)
     got = got[:, ids.shape[1] :].tolist()
     texts = [""] * len(ids)

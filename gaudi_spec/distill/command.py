@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
@@ -17,12 +18,13 @@ from ..device import DEVICES, Device, get_device
 from ..engine import SpeculativeEngine
 from ..errors import ConfigError, InputError
 from ..loading import Pair, Source, load_pair
+from ..models.support import max_positions, vocabulary
 from ..request import token_ids
 from ..results import check_output_dir, progress, write_json
 from . import checkpoint, prompts
 from .corpus import Corpus, Recipe, load
 from .heldout import HeldOut, agreement, best_k
-from .student import Shape, build, expected_counts, kept_ids
+from .student import Shape, build, expected_counts, head_size, kept_ids
 from .teacher import Sample, Teacher
 from .train import Progress, Settings, Trainer, join
 
@@ -90,6 +92,9 @@ class Distillation:
         self.device: Device = get_device(args.device)
         source = Source(args.model, trust_remote_code=args.trust_remote_code)
         self.pair: Pair = load_pair(source, None, torch.float32, self.device)
+        self.asked = prompts.read(args.prompts) if args.prompts else None
+        self.texts = prompts.read(args.texts) if args.texts else None
+        check_fits(self.pair.target, args)
         self.work = Path(args.output) / "work"
         self.work.mkdir(exist_ok=True)
         self._same_run()
@@ -97,7 +102,6 @@ class Distillation:
         spent = json.loads(clock.read_text("utf-8")) if clock.exists() else 0.0
         self.begin = time.monotonic() - 60 * spent  # what earlier runs took counts too
         self.deadline = self.begin + 60 * args.minutes
-        self.asked = prompts.read(args.prompts) if args.prompts else None
         self.ends = token_ids(self.pair.target.generation_config.eos_token_id)
 
     @property
@@ -183,8 +187,7 @@ class Distillation:
             args.max_input_tokens,
             args.max_new_tokens,
         )
-        texts = prompts.read(args.texts) if args.texts else None
-        recipe = Recipe(args.seed, tuple(args.temperatures), self._fitting(), texts)
+        recipe = Recipe(args.seed, tuple(args.temperatures), self._fitting(), self.texts)
         corpus = Corpus(self.work / "corpus", teacher, self.pair.tokenizer, self.ends, recipe)
         deadline = self.deadline if args.tokens else self.begin + 60 * args.minutes * TEXT_SHARE
         with progress(args.quiet, desc="text", total=args.tokens, unit="tok") as bar:
@@ -230,16 +233,13 @@ class Distillation:
         args = self.args
         kept = None
         if shape.kept is not None:
-            counts = expected_counts(corpus, self._vocab_size())
+            counts = expected_counts(corpus, vocabulary(self.pair.target)[0])
             always = {*self.ends, *self.pair.tokenizer.all_special_ids}
             kept = kept_ids(counts, sorted(always), shape.kept)
         student = build(self.pair.target, shape, kept, args.seed)
         settings = Settings(args.seed, args.train_batch_size, args.learning_rate)
         place = self.work / f"{prefix}{shape}"
         return Trainer(student, corpus, held_out, place, settings, self.device.torch_device)
-
-    def _vocab_size(self) -> int:
-        return self.pair.target.get_input_embeddings().weight.shape[0]
 
     def _train(self, trainer: Trainer, steps: int | None, deadline: float, name: str) -> Progress:
         with progress(self.args.quiet, desc=name, unit="step") as bar:
@@ -268,6 +268,25 @@ class Distillation:
             print(line, file=sys.stderr, flush=True)
 
 
+def check_fits(target: Any, args: argparse.Namespace) -> None:
+    """Checks the arguments against the target, before anything is computed.
+
+    Raises:
+        ConfigError: A size that the target does not allow.
+    """
+    for hidden in args.hidden or ():
+        head_size(target.config, hidden)
+    read, _ = vocabulary(target)
+    if max(args.vocab_subset or [0]) > read:
+        raise ConfigError(f"--vocab_subset {max(args.vocab_subset)}: the target has {read} ids.")
+    longest, most = args.max_input_tokens + args.max_new_tokens, max_positions(target.config)
+    if most is not None and longest > most:
+        raise ConfigError(
+            f"--max_input_tokens and --max_new_tokens are {longest} together, but the target has "
+            f"{most} positions."
+        )
+
+
 def _check(args: argparse.Namespace) -> None:
     """Checks everything that can be checked before a model is loaded."""
     least = {"layers": 1, "hidden": 1, "vocab_subset": 16, "trial_steps": 1, "tokens": 1}
@@ -276,6 +295,11 @@ def _check(args: argparse.Namespace) -> None:
     for name, lowest in least.items():
         given = getattr(args, name)
         for value in given if isinstance(given, list) else [given]:
-            if value is not None and value < lowest:
+            if value is not None and not lowest <= value < math.inf:
                 raise ConfigError(f"--{name} must be at least {lowest}, not {value}.")
+    if not 0 <= args.seed < 1 << 32:
+        raise ConfigError(f"--seed must be from 0 to {(1 << 32) - 1}, not {args.seed}.")
+    output = Path(args.output)
+    if (output / "config.json").exists() and not (output / "distill.json").exists():
+        raise ConfigError(f"{output} holds another model: name another --output.")
     check_output_dir(args.output)

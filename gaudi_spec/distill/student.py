@@ -95,13 +95,21 @@ def build(target: Any, shape: Shape, kept: torch.Tensor | None, seed: int) -> Ll
     return student.float()
 
 
-def _config(target: Any, shape: Shape, vocab_size: int) -> dict[str, Any]:
+def head_size(target: Any, hidden: int) -> int:
+    """Returns the head size of a draft of width `hidden`, which is the target's.
+
+    Raises:
+        ConfigError: The width is not a multiple of it.
+    """
     dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
-    heads, rest = divmod(shape.hidden, dim)
-    if rest or not heads:
-        raise ConfigError(
-            f"--hidden {shape.hidden} is not a multiple of the target's head size, {dim}."
-        )
+    if hidden % dim or not hidden:
+        raise ConfigError(f"--hidden {hidden} is not a multiple of the target's head size, {dim}.")
+    return dim
+
+
+def _config(target: Any, shape: Shape, vocab_size: int) -> dict[str, Any]:
+    dim = head_size(target, shape.hidden)
+    heads = shape.hidden // dim
     groups = target.num_attention_heads // (
         getattr(target, "num_key_value_heads", None) or target.num_attention_heads
     )

@@ -106,6 +106,8 @@ class Sampling:
         seeds = seed.tolist() if hasattr(seed, "tolist") else seed
         try:
             one = not isinstance(seeds, (list, tuple))
+            if isinstance(seeds, bool):
+                raise TypeError
             seeds = operator.index(seeds) if one else tuple(map(operator.index, seeds))
         except TypeError:
             raise ConfigError(f"seed must be a whole number, or one a row, not {seed!r}.") from None
