@@ -196,3 +196,5 @@ def _make_draft(made: Path) -> None:
     full = Path(resolve(FULL))
     for source in (*PACKAGED.iterdir(), *(full / name for name in _TOKENIZER)):
         (made / source.name).write_bytes(source.read_bytes())
+    code = Path(__file__).parent / "models" / "compact.py"
+    (made / "modeling_compact.py").write_bytes(code.read_bytes())  # for trust_remote_code
