@@ -50,8 +50,8 @@ def resolve(name_or_path: str) -> str:
     cache = Path(os.environ.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec").expanduser()
     target = cache / _LAYOUT / name_or_path
     if name_or_path == DRAFT:  # an old copy must not outlive an update of this package
-        weights = (PACKAGED / "model.safetensors").read_bytes()
-        target = target.with_name(f"{DRAFT}-{hashlib.sha256(weights).hexdigest()[:12]}")
+        content = b"".join(source.read_bytes() for source in _draft_files().values())
+        target = target.with_name(f"{DRAFT}-{hashlib.sha256(content).hexdigest()[:12]}")
     if not target.is_dir():
         try:
             _make(target, makers[name_or_path])
@@ -194,7 +194,12 @@ def _write_tokenizer(fields: dict[str, Any], ids: dict[str, int], made: Path) ->
 def _make_draft(made: Path) -> None:
     """Puts the packaged weights and the full model's tokenizer into `made`."""
     full = Path(resolve(FULL))
-    for source in (*PACKAGED.iterdir(), *(full / name for name in _TOKENIZER)):
-        (made / source.name).write_bytes(source.read_bytes())
+    for name, source in (_draft_files() | {name: full / name for name in _TOKENIZER}).items():
+        (made / name).write_bytes(source.read_bytes())
+
+
+def _draft_files() -> dict[str, Path]:
+    """Returns what this package holds of the draft; the code is for `trust_remote_code`."""
     code = Path(__file__).parent / "models" / "compact.py"
-    (made / "modeling_compact.py").write_bytes(code.read_bytes())  # for trust_remote_code
+    files = {path.name: path for path in sorted(PACKAGED.iterdir())}
+    return files | {"modeling_compact.py": code}

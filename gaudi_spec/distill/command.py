@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import time
@@ -18,13 +17,14 @@ from ..device import DEVICES, Device, get_device
 from ..engine import SpeculativeEngine
 from ..errors import ConfigError, InputError
 from ..loading import Pair, Source, load_pair
-from ..models.support import max_positions, vocabulary
+from ..models.support import vocabulary
 from ..request import token_ids
-from ..results import check_output_dir, progress, write_json
+from ..results import progress, write_json
 from . import checkpoint, prompts
+from .checks import check_fits, check_values
 from .corpus import Corpus, Recipe, load
 from .heldout import HeldOut, agreement, best_k
-from .student import Shape, build, expected_counts, head_size, kept_ids
+from .student import Shape, build, expected_counts, kept_ids
 from .teacher import Sample, Teacher
 from .train import Progress, Settings, Trainer, join
 
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Runs the command; the last line of standard output is a JSON object."""
     args = parser().parse_args(argv)
-    _check(args)
+    check_values(args)
     values = Distillation(args).run()
     print(json.dumps(values))
     return 0
@@ -266,40 +266,3 @@ class Distillation:
     def _say(self, line: str) -> None:
         if not self.args.quiet:
             print(line, file=sys.stderr, flush=True)
-
-
-def check_fits(target: Any, args: argparse.Namespace) -> None:
-    """Checks the arguments against the target, before anything is computed.
-
-    Raises:
-        ConfigError: A size that the target does not allow.
-    """
-    for hidden in args.hidden or ():
-        head_size(target.config, hidden)
-    read, _ = vocabulary(target)
-    if max(args.vocab_subset or [0]) > read:
-        raise ConfigError(f"--vocab_subset {max(args.vocab_subset)}: the target has {read} ids.")
-    longest, most = args.max_input_tokens + args.max_new_tokens, max_positions(target.config)
-    if most is not None and longest > most:
-        raise ConfigError(
-            f"--max_input_tokens and --max_new_tokens are {longest} together, but the target has "
-            f"{most} positions."
-        )
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Checks everything that can be checked before a model is loaded."""
-    least = {"layers": 1, "hidden": 1, "vocab_subset": 16, "trial_steps": 1, "tokens": 1}
-    least |= {"batch_size": 1, "max_input_tokens": 2, "max_new_tokens": 2, "steps": 1}
-    least |= {"train_batch_size": 1, "temperatures": 0, "minutes": 0, "learning_rate": 0}
-    for name, lowest in least.items():
-        given = getattr(args, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value is not None and not lowest <= value < math.inf:
-                raise ConfigError(f"--{name} must be at least {lowest}, not {value}.")
-    if not 0 <= args.seed < 1 << 32:
-        raise ConfigError(f"--seed must be from 0 to {(1 << 32) - 1}, not {args.seed}.")
-    output = Path(args.output)
-    if (output / "config.json").exists() and not (output / "distill.json").exists():
-        raise ConfigError(f"{output} holds another model: name another --output.")
-    check_output_dir(args.output)
