@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from ..config import SpecConfig
 from ..device import DEVICES, Device, get_device
@@ -91,6 +92,7 @@ class Distillation:
         self.args = args
         self.device: Device = get_device(args.device)
         source = Source(args.model, trust_remote_code=args.trust_remote_code)
+        disable_progress_bar()  # Transformers' own
         self.pair: Pair = load_pair(source, None, torch.float32, self.device)
         self.asked = prompts.read(args.prompts) if args.prompts else None
         self.texts = prompts.read(args.texts) if args.texts else None
