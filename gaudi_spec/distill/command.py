@@ -52,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
     )
     size.add_argument("--trial_steps", type=int, default=100, help="steps of each size's trial")
     text = p.add_argument_group("text")
-    text.add_argument("--prompts", help="file of prompts; default: built-in and self-written ones")
-    text.add_argument("--texts", help="file of texts to learn besides the target's own")
+    text.add_argument("--prompts", help="prompts, one a line or a YAML list (default: built-in)")
+    text.add_argument("--texts", help="texts to learn besides, in the same form")
     text.add_argument("--tokens", type=int, help="tokens of text to make (default: by time)")
     text.add_argument(
         "--temperatures", type=float, nargs="+", default=[0.0, 0.7], help="of the target's text"
