@@ -46,6 +46,7 @@ setup(
         "gaudi_spec": [
             "py.typed",
             "custom_generate/generate.py",
+            "device/linear.c",
             "distill/prompts.txt",
             "packaged/*/*",
         ]

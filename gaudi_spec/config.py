@@ -40,6 +40,8 @@ class SpecConfig:
             allocation. None: always all slots.
         compile: "graph" captures prefill chunks and cycles as graphs, "eager" does not, "auto"
             means graphs on hpu and cuda and eager on cpu, where a first compile takes long.
+        kernels: Names of the device's own kernels to use, see `Device.kernels`. None: all of them;
+            `()`: PyTorch's only.
         fuse_cycle: Capture a whole cycle as one graph; False: drafting and verification apart.
         sync_every: Cycles run before the host reads their outcomes.
         keep_logits: Copy the logits of every emitted token to the host, for scores and the like.
@@ -62,6 +64,7 @@ class SpecConfig:
     prefill_chunks: tuple[int, ...] = (16, 64, 256)
     bucket_size: int | None = 256
     compile: str = "auto"
+    kernels: tuple[str, ...] | None = None
     fuse_cycle: bool = True
     sync_every: int = 1
     keep_logits: bool = False
@@ -88,10 +91,15 @@ class SpecConfig:
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
         if self.verifier not in ("rejection", "coupled"):
             raise ConfigError(f"verifier must be rejection or coupled, not {self.verifier!r}.")
+        for name in ("prefill_chunks", "kernels"):  # YAML has lists
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        kernels = self.kernels
+        if kernels is not None and not (
+            isinstance(kernels, tuple) and all(isinstance(k, str) for k in kernels)
+        ):
+            raise ConfigError(f"kernels must be a list of names, not {kernels!r}.")
         chunks = self.prefill_chunks
-        if isinstance(chunks, list):
-            chunks = tuple(chunks)
-            object.__setattr__(self, "prefill_chunks", chunks)
         ints = isinstance(chunks, tuple) and all(type(c) is int and c > 0 for c in chunks)
         if not ints or not chunks or list(chunks) != sorted(set(chunks)):
             raise ConfigError(
@@ -142,5 +150,6 @@ class SpecConfig:
     def to_yaml(self) -> str:
         """Returns YAML that `from_yaml` reads back to an equal config."""
         values = dataclasses.asdict(self)
-        values["prefill_chunks"] = list(self.prefill_chunks)
+        for name in ("prefill_chunks", "kernels"):
+            values[name] = None if values[name] is None else list(values[name])
         return yaml.safe_dump(values, sort_keys=False)

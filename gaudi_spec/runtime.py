@@ -68,7 +68,7 @@ class Runtime:
     ) -> None:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
-        self.target: ModelAdapter = _adapter(target, device, batch, slots)
+        self.target: ModelAdapter = _adapter(target, device, config, batch, slots)
         self.state = State(
             batch,
             slots,
@@ -106,7 +106,7 @@ class Runtime:
         """Allocates a cache for a drafter's model, of S slots or as its own positions allow."""
         slots = self.state.slots
         room = min(slots, max_positions(model.config) or slots)
-        adapter = _adapter(model, self.device, self.state.batch, room)
+        adapter = _adapter(model, self.device, self.config, self.state.batch, room)
         role = f"draft {len(self._hosted)}" if self._hosted else "draft"
         self._hosted[role] = adapter
         return Hosted(adapter, functools.partial(self._fill, role, adapter))
@@ -266,5 +266,6 @@ class Runtime:
         return work
 
 
-def _adapter(model: Any, device: Device, batch: int, slots: int) -> HFCausalLM:
-    return HFCausalLM(capturable(shadow(model, device.nests)), batch, slots)
+def _adapter(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
+    ours = capturable(shadow(model, device.nests))
+    return HFCausalLM(device.equip(ours, config.kernels), batch, slots)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
+
+from ..errors import ConfigError
 
 Work = Callable[[], "torch.Tensor | None"]
 
@@ -16,11 +19,13 @@ class Device:
         name: As on the command line.
         captures: Whether graphs are the default here.
         nests: Whether its compiler takes decoder layers as nested regions.
+        kernels: Names of the kernels of its own that models can be made to use.
     """
 
     name = "cpu"
     captures = False
     nests = False
+    kernels: tuple[str, ...] = ()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -42,6 +47,24 @@ class Device:
             CaptureError: The device cannot capture what `work` does.
         """
         raise NotImplementedError
+
+    def equip(self, model: nn.Module, names: Sequence[str] | None = None) -> nn.Module:
+        """Makes a shadow of a model use kernels of this device, and returns it.
+
+        Args:
+            model: From `models.shadow`, on the device; changed in place.
+            names: Which of `kernels`; None takes all.
+
+        Raises:
+            ConfigError: The device has no kernel of that name.
+        """
+        names = self.kernels if names is None else names
+        for name in names:
+            if name not in self.kernels:
+                have = f"choose from {', '.join(self.kernels)}" if self.kernels else "it has none"
+                raise ConfigError(f"Device {self.name!r} has no kernel {name!r}: {have}.")
+            getattr(self, f"_equip_{name}")(model)
+        return model
 
     def border(self) -> None:
         """Marks the end of a unit of work (a prefill chunk, a cycle) on lazily executed devices."""

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from .base import Device, Work
 from .compiled import compiled
+from .linear import use_few_rows_linear
 
 
 class CpuDevice(Device):
@@ -19,10 +21,14 @@ class CpuDevice(Device):
 
     name = "cpu"
     nests = True
+    kernels = ("linear",)
 
     def capture(self, work: Work) -> Work:
         """Returns `work` compiled by Inductor."""
         return compiled(work)
+
+    def _equip_linear(self, model: nn.Module) -> None:
+        use_few_rows_linear(model)
 
     def memory(self) -> dict[str, float]:
         """Returns the resident size of this process and the machine's memory in GB."""
