@@ -103,6 +103,12 @@ def parser() -> argparse.ArgumentParser:
         help="capture graphs on cpu too, with torch.compile (hpu and cuda do by default)",
     )
     run.add_argument(
+        "--compile_cache",
+        metavar="DIR",
+        help="keep compiled graphs there for the next start (default: $GAUDI_SPEC_CACHE/compiled "
+        "on cpu and cuda, on hpu as PT_HPU_RECIPE_CACHE_CONFIG says)",
+    )
+    run.add_argument(
         "--use_hpu_graphs", action="store_true", help="accepted; graphs are the default on hpu"
     )
     run.add_argument(

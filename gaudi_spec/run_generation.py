@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from . import checker, results
 from .config import SpecConfig
-from .device import get_device
+from .device import get_device, keep_compiled
 from .drafters.registry import pick
 from .errors import ConfigError, InputError
 from .flags import DEFAULT_PROMPTS, parser
@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     config = _check(args)
     torch.manual_seed(args.seed)
+    if args.compile_cache:
+        keep_compiled(args.compile_cache)
     device = get_device(args.device)
     sentences = _sentences(args)
     if args.stream and len(sentences) * args.num_return_sequences > 1:

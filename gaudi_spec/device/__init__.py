@@ -6,6 +6,7 @@ import torch
 
 from ..errors import ConfigError
 from .base import Device
+from .compiled import keep_compiled
 from .cpu import CpuDevice
 from .cuda import CudaDevice
 from .emulated import EmulatedHpuDevice
@@ -39,4 +40,4 @@ def get_device(name: str | torch.device | Device = "auto") -> Device:
     return DEVICES[kind]()
 
 
-__all__ = ["Device", "get_device"]
+__all__ = ["Device", "get_device", "keep_compiled"]

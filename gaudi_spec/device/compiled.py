@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..paths import cache_directory
 from .base import Work
+
+
+def keep_compiled(directory: str | Path) -> None:
+    """Keeps compiled code in `directory`, from which a later process takes it.
+
+    To be called before the first device is made: Intel's bridge reads its variable when loaded.
+    """
+    path = Path(directory).expanduser().absolute()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path)
+    os.environ["PT_HPU_RECIPE_CACHE_CONFIG"] = f"{path / 'recipes'},false,8192"
 
 
 def compiled(work: Work, backend: str = "inductor", options: dict[str, Any] | None = None) -> Work:
@@ -15,8 +28,9 @@ def compiled(work: Work, backend: str = "inductor", options: dict[str, Any] | No
 
     Each graph gets a code object of its own, because compiled code is looked up by code object:
     the graphs of many keys would otherwise be searched through at every call, and be limited in
-    number.
+    number. Machine code is kept on disk, see `keep_compiled`.
     """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
     own = types.FunctionType(
         work.__code__.replace(co_name=f"{work.__code__.co_name}_{id(work):x}"),
         work.__globals__,

@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..paths import cache_directory
+
 MAX_ROWS = 24  # beyond, the library's product of matrices is as fast
 
 _SOURCE = Path(__file__).with_name("linear.c")
@@ -53,8 +55,7 @@ def library() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     text = _SOURCE.read_bytes() + repr((compiler, _FLAGS, _processor())).encode()
-    cache = Path(os.environ.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec").expanduser()
-    path = cache / "kernels" / f"linear-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    path = cache_directory() / "kernels" / f"linear-{hashlib.sha256(text).hexdigest()[:16]}.so"
     try:
         if not path.exists():
             _build(compiler, path)
