@@ -25,6 +25,7 @@ from .graphs import GraphRunner, Key, Work
 from .metrics import Report
 from .models.base import ModelAdapter
 from .models.capturable import capturable
+from .models.experts import use_static_experts
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
 from .models.support import max_positions
@@ -268,4 +269,6 @@ class Runtime:
 
 def _adapter(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
     ours = capturable(shadow(model, device.nests))
+    if config.captures(device.captures):
+        use_static_experts(ours)
     return HFCausalLM(device.equip(ours, config.kernels), batch, slots)
