@@ -40,8 +40,8 @@ class SpecConfig:
             allocation. None: always all slots.
         compile: "graph" captures prefill chunks and cycles as graphs, "eager" does not, "auto"
             means graphs on hpu and cuda and eager on cpu, where a first compile takes long.
-        kernels: Names of the device's own kernels to use, see `Device.kernels`. None: all of them;
-            `()`: PyTorch's only.
+        kernels: Which of the device's own kernels models use, see `models/equip.py`: on cpu
+            "linear", on hpu "sdpa", "rms_norm", "rope". None: all of them; `()`: PyTorch's only.
         fuse_cycle: Capture a whole cycle as one graph; False: drafting and verification apart.
         sync_every: Cycles run before the host reads their outcomes.
         keep_logits: Copy the logits of every emitted token to the host, for scores and the like.

@@ -25,6 +25,7 @@ from .graphs import GraphRunner, Key, Work
 from .metrics import Report
 from .models.base import ModelAdapter
 from .models.capturable import capturable
+from .models.equip import equip
 from .models.experts import use_static_experts
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
@@ -271,4 +272,4 @@ def _adapter(model: Any, device: Device, config: SpecConfig, batch: int, slots: 
     ours = capturable(shadow(model, device.nests))
     if config.captures(device.captures):
         use_static_experts(ours)
-    return HFCausalLM(device.equip(ours, config.kernels), batch, slots)
+    return HFCausalLM(equip(ours, device.kernels(), config.kernels), batch, slots)

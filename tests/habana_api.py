@@ -31,7 +31,14 @@ class Entry(NamedTuple):
     modes: str = "lazy, eager"
 
 
-MODULES = ("torch.core", "torch.hpu", "torch.hpu.metrics", "torch.utils.internal")
+MODULES = (
+    "torch.core",
+    "torch.hpex.kernels",
+    "torch.hpex.normalization",
+    "torch.hpu",
+    "torch.hpu.metrics",
+    "torch.utils.internal",
+)
 
 API = {
     "torch.core.mark_step": Entry(
@@ -49,6 +56,28 @@ API = {
     "HPUGraph.replay": Entry("asynchronous=False", None, "hpu/graphs.py", modes="lazy"),
     "torch.hpu.metrics.metric_global": Entry("name", "Metric", "hpu/metrics/metrics.py"),
     "Metric.stats": Entry("", None, "hpu/metrics/metrics.py"),
+    # Of a class or a module's value, `returns` is what its attributes belong to.
+    "torch.hpex.kernels.FusedSDPA": Entry("", "FusedSDPA", "hpex/kernels/FusedSDPA.py"),
+    "FusedSDPA.apply": Entry(
+        "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, softmax_mode='None', "
+        "recompute_mode=None, valid_seq_len=None, seq_padding_type='left', "
+        "return_dropout_mask=False, return_attn_probs=False",
+        None,
+        "hpex/kernels/FusedSDPA.py",
+    ),
+    "torch.hpex.kernels.RotaryPosEmbeddingMode": Entry(
+        "", "RotaryPosEmbeddingMode", "hpex/kernels/RotaryPosEmbedding.py"
+    ),
+    "RotaryPosEmbeddingMode.BLOCKWISE": Entry("", None, "hpex/kernels/RotaryPosEmbedding.py"),
+    "torch.hpex.kernels.apply_rotary_pos_emb": Entry(
+        "p, cos, sin, position_ids=None, offset=0, mode=None",
+        None,
+        "hpex/kernels/RotaryPosEmbedding.py",
+    ),
+    "torch.hpex.normalization.FusedRMSNorm": Entry(
+        "", "FusedRMSNorm", "hpex/normalization/FusedRMSNorm.py"
+    ),
+    "FusedRMSNorm.apply": Entry("data_in, gamma, eps", None, "hpex/normalization/FusedRMSNorm.py"),
     # Not documented, but what other projects ask too.
     "torch.utils.internal.is_lazy": Entry("", None, "utils/internal.py"),
 }

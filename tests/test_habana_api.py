@@ -49,6 +49,8 @@ class Reader(ast.NodeVisitor):
                 return name.value if isinstance(name, ast.Constant) else None
             entry = API.get(self.dotted(node.func) or "")
             return entry.returns if entry else None
+        if isinstance(node, ast.Attribute) and self.dotted(node) in API:
+            return API[self.dotted(node)].returns
         return self._kinds.get(self._place(node))
 
     def dotted(self, node: ast.expr) -> str | None:

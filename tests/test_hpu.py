@@ -15,6 +15,9 @@ import toys
 
 from gaudi_spec import SpecConfig, SpeculativeEngine, checker
 from gaudi_spec.device import DEVICES
+from gaudi_spec.models.equip import equip
+from gaudi_spec.models.hf import HFCausalLM
+from gaudi_spec.models.shadow import shadow
 from gaudi_spec.sampling import noise
 
 pytestmark = pytest.mark.hpu
@@ -203,3 +206,22 @@ def test_integers_above_two_to_the_24_are_exact(device):
 
 def test_the_card_is_described(device):
     assert device.describe().strip(" ,") and device.torch_device.type in ("hpu", "cpu")
+
+
+@pytest.mark.parametrize("name", ["sdpa", "rms_norm", "rope"])
+def test_a_fused_kernel_is_close_to_plain_operations(device, name, record_property):
+    """In the shapes of verification: four tokens a row, each row at its own position."""
+    if name not in device.kernels():
+        pytest.skip(f"this build has no {name}")
+    place, start = device.torch_device, torch.tensor([[3], [40], [17]])
+    ids = (torch.arange(12).reshape(3, 4) + 1).to(place)
+    positions = (start + torch.arange(4)).to(place)
+    got = []
+    for names in ([name], []):
+        model = equip(shadow(moved("llama", None, place)), device.kernels(), names)
+        adapter = HFCausalLM(model, 3, 64)
+        with torch.no_grad():
+            got.append(adapter.forward(ids, positions).float().cpu())
+    difference = float((got[0] - got[1]).abs().max())
+    record_property("difference", difference)
+    assert difference < 1e-3 * float(got[1].abs().max())

@@ -11,9 +11,14 @@ from gaudi_spec.config import SpecConfig
 from gaudi_spec.device import get_device, linear
 from gaudi_spec.engine import SpeculativeEngine
 from gaudi_spec.errors import ConfigError
+from gaudi_spec.models.equip import equip
 
 pytestmark = pytest.mark.skipif(linear.library() is None, reason="no C compiler here")
 SIZES = [(1, 1), (16, 16), (33, 7), (100, 13), (576, 192)]
+
+
+def ours(model: nn.Module) -> nn.Module:
+    return equip(model, get_device("cpu").kernels())
 
 
 def layer(k: int, n: int, dtype: torch.dtype, bias: bool) -> nn.Linear:
@@ -29,7 +34,7 @@ def test_float32_is_right_to_rounding(k, n, rows, bias):
     plain = layer(k, n, torch.float32, bias)
     x = torch.randn(1, rows, k)
     want = plain.double()(x.double())
-    got = linear.use_few_rows_linear(layer(k, n, torch.float32, bias))(x)
+    got = ours(layer(k, n, torch.float32, bias))(x)
     # Any order of summation keeps to k roundings of the sum of magnitudes.
     room = (x.abs().double() @ plain.weight.abs().T + 1) * k * 2**-24
     assert got.shape == want.shape
@@ -40,31 +45,31 @@ def test_float32_is_right_to_rounding(k, n, rows, bias):
 @pytest.mark.parametrize(("k", "n"), SIZES)
 @torch.no_grad()
 def test_bfloat16_is_the_exact_result_rounded_once(k, n, rows):
-    ours = linear.use_few_rows_linear(layer(k, n, torch.bfloat16, True))
+    few = ours(layer(k, n, torch.bfloat16, True))
     x = torch.randn(rows, k, dtype=torch.bfloat16)
-    exact = nn.functional.linear(x.double(), ours.weight.double(), ours.bias.double())
+    exact = nn.functional.linear(x.double(), few.weight.double(), few.bias.double())
     unit = exact.abs().clamp(min=2**-6) * 2**-8 + 1e-4
-    assert bool(((ours(x).double() - exact).abs() <= unit).all())
+    assert bool(((few(x).double() - exact).abs() <= unit).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_row_has_one_result_however_many_stand_beside_it(dtype):
-    ours = linear.use_few_rows_linear(layer(576, 65, dtype, True))
+    few = ours(layer(576, 65, dtype, True))
     x = torch.randn(linear.MAX_ROWS, 576).to(dtype)
-    all_rows = ours(x)
+    all_rows = few(x)
     for count in range(1, linear.MAX_ROWS):
-        assert torch.equal(ours(x[:count]), all_rows[:count])
-    assert not torch.equal(ours(x.flip(0)), all_rows)
+        assert torch.equal(few(x[:count]), all_rows[:count])
+    assert not torch.equal(few(x.flip(0)), all_rows)
 
 
 @torch.no_grad()
 def test_special_values_pass():
     for dtype in (torch.float32, torch.bfloat16):
-        ours = linear.use_few_rows_linear(layer(32, 8, dtype, False))
+        few = ours(layer(32, 8, dtype, False))
         x = torch.ones(3, 32, dtype=dtype)
         x[0, 5], x[1, 5] = float("nan"), float("inf")
-        out = ours(x)
+        out = few(x)
         assert bool(out[0].isnan().all())
         assert bool((out[1].isinf() | out[1].isnan()).all())
         assert bool(out[2].isfinite().all())
@@ -73,7 +78,7 @@ def test_special_values_pass():
 @torch.no_grad()
 def test_it_is_used_for_few_rows_of_its_own_kind_only(monkeypatch):
     model = nn.Sequential(layer(8, 8, torch.float32, True), layer(8, 8, torch.float64, True))
-    linear.use_few_rows_linear(model)
+    ours(model)
     assert [type(part) for part in model] == [linear.FewRowsLinear, nn.Linear]
     calls = []
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: calls.append(len(x)) or x)
@@ -84,10 +89,10 @@ def test_it_is_used_for_few_rows_of_its_own_kind_only(monkeypatch):
 
 @torch.no_grad()
 def test_strided_rows_and_leading_dimensions():
-    ours = linear.use_few_rows_linear(layer(16, 5, torch.float32, True))
+    few = ours(layer(16, 5, torch.float32, True))
     x = torch.randn(3, 16, 2).transpose(1, 2)
-    want = nn.functional.linear(x, ours.weight, ours.bias)
-    assert torch.allclose(ours(x), want, atol=1e-6)
+    want = nn.functional.linear(x, few.weight, few.bias)
+    assert torch.allclose(few(x), want, atol=1e-6)
 
 
 def test_the_caller_s_model_keeps_its_layers_and_the_text_is_the_same():
@@ -103,7 +108,7 @@ def test_the_caller_s_model_keeps_its_layers_and_the_text_is_the_same():
 
 def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"no kernel 'sdpa': choose from linear"):
-        get_device("cpu").equip(nn.Linear(2, 2), ["sdpa"])
+        equip(nn.Linear(2, 2), get_device("cpu").kernels(), ["sdpa"])
     with pytest.raises(ConfigError, match="kernels must be a list of names"):
         SpecConfig(kernels="linear")
     assert SpecConfig.from_dict({"kernels": ["linear"]}).kernels == ("linear",)
@@ -115,14 +120,14 @@ def test_no_compiler_is_no_failure(monkeypatch):
     monkeypatch.setenv("GAUDI_SPEC_CACHE", "/nowhere/cache")
     try:
         assert linear.library() is None
-        assert type(linear.use_few_rows_linear(nn.Linear(2, 2))) is nn.Linear
+        assert type(ours(nn.Linear(2, 2))) is nn.Linear
     finally:
         linear.library.cache_clear()
 
 
 def test_it_compiles_inside_a_graph():
-    ours = linear.use_few_rows_linear(layer(32, 8, torch.float32, True))
+    few = ours(layer(32, 8, torch.float32, True))
     x = torch.randn(3, 32)
     with torch.no_grad():
-        whole = torch.compile(lambda x: ours(x).sum(-1), fullgraph=True, backend="aot_eager")
-        assert torch.allclose(whole(x), ours(x).sum(-1))
+        whole = torch.compile(lambda x: few(x).sum(-1), fullgraph=True, backend="aot_eager")
+        assert torch.allclose(whole(x), few(x).sum(-1))

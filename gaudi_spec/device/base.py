@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
-
-from ..errors import ConfigError
 
 Work = Callable[[], "torch.Tensor | None"]
 
@@ -19,13 +17,11 @@ class Device:
         name: As on the command line.
         captures: Whether graphs are the default here.
         nests: Whether its compiler takes decoder layers as nested regions.
-        kernels: Names of the kernels of its own that models can be made to use.
     """
 
     name = "cpu"
     captures = False
     nests = False
-    kernels: tuple[str, ...] = ()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -48,23 +44,12 @@ class Device:
         """
         raise NotImplementedError
 
-    def equip(self, model: nn.Module, names: Sequence[str] | None = None) -> nn.Module:
-        """Makes a shadow of a model use kernels of this device, and returns it.
+    def kernels(self) -> dict[str, Any]:
+        """Returns kernels of the device's own by name, as far as its software has them.
 
-        Args:
-            model: From `models.shadow`, on the device; changed in place.
-            names: Which of `kernels`; None takes all.
-
-        Raises:
-            ConfigError: The device has no kernel of that name.
+        `models.equip` says what each name stands for.
         """
-        names = self.kernels if names is None else names
-        for name in names:
-            if name not in self.kernels:
-                have = f"choose from {', '.join(self.kernels)}" if self.kernels else "it has none"
-                raise ConfigError(f"Device {self.name!r} has no kernel {name!r}: {have}.")
-            getattr(self, f"_equip_{name}")(model)
-        return model
+        return {}
 
     def border(self) -> None:
         """Marks the end of a unit of work (a prefill chunk, a cycle) on lazily executed devices."""

@@ -7,13 +7,13 @@ import platform
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from .base import Device, Work
 from .compiled import compiled
-from .linear import use_few_rows_linear
+from .linear import FewRowsLinear, library
 
 
 class CpuDevice(Device):
@@ -21,14 +21,14 @@ class CpuDevice(Device):
 
     name = "cpu"
     nests = True
-    kernels = ("linear",)
 
     def capture(self, work: Work) -> Work:
         """Returns `work` compiled by Inductor."""
         return compiled(work)
 
-    def _equip_linear(self, model: nn.Module) -> None:
-        use_few_rows_linear(model)
+    def kernels(self) -> dict[str, Any]:
+        """Returns the linear layer for few rows, where a C compiler could make it."""
+        return {} if library() is None else {"linear": FewRowsLinear}
 
     def memory(self) -> dict[str, float]:
         """Returns the resident size of this process and the machine's memory in GB."""

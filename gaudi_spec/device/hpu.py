@@ -8,11 +8,14 @@ through `torch.compile(backend="hpu_backend")`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -73,6 +76,15 @@ class HpuDevice(Device):
         if not self.lazy:
             return compiled(work, backend="hpu_backend", options=_OPTIONS)
         return _Captured(self._core, self._hpu, work)
+
+    def kernels(self) -> dict[str, Any]:
+        """Returns Intel's fused kernels: attention, RMS norm, rotary embedding."""
+        makers = {"sdpa": _fused_sdpa, "rms_norm": _fused_rms_norm, "rope": _fused_rope}
+        found = {}
+        for name, maker in makers.items():
+            with contextlib.suppress(ImportError, AttributeError):  # not in every build
+                found[name] = maker()
+        return found
 
     def border(self) -> None:
         """Ends the current lazy graph; nothing in eager mode."""
@@ -140,6 +152,22 @@ class _Captured:
             finally:
                 graph.capture_end()
         self.graph = graph
+
+
+def _fused_sdpa() -> Callable[..., torch.Tensor]:
+    fused = _habana("torch.hpex.kernels").FusedSDPA
+    return lambda q, k, v, mask, scale: fused.apply(q, k, v, mask, 0.0, False, scale)
+
+
+def _fused_rms_norm() -> Callable[..., torch.Tensor]:
+    fused = _habana("torch.hpex.normalization").FusedRMSNorm
+    return lambda x, weight, eps: fused.apply(x, weight, eps)
+
+
+def _fused_rope() -> Callable[..., torch.Tensor]:
+    kernels = _habana("torch.hpex.kernels")
+    rotate, halves = kernels.apply_rotary_pos_emb, kernels.RotaryPosEmbeddingMode.BLOCKWISE
+    return lambda x, cos, sin: rotate(x, cos, sin, None, 0, halves)
 
 
 def _habana(name: str) -> ModuleType:

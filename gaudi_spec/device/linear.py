@@ -38,14 +38,17 @@ class FewRowsLinear(nn.Linear):
             return super().forward(x)
         return torch.ops.gaudi_spec.few_rows_linear(x, self.weight, self.bias)
 
-
-def use_few_rows_linear(model: nn.Module) -> nn.Module:
-    """Makes the linear layers of a shadow take the kernel, where there is one, and returns it."""
-    if library() is not None:
-        for module in model.modules():
-            if type(module) is nn.Linear and _fits(module):
-                module.__class__ = FewRowsLinear
-    return model
+    @staticmethod
+    def fits(layer: nn.Linear) -> bool:
+        """Returns whether the kernel can read the weights of `layer`."""
+        return layer.weight.dtype in _NAMES and all(
+            type(part) in (torch.Tensor, nn.Parameter)
+            and part.is_cpu
+            and part.is_contiguous()
+            and part.dtype == layer.weight.dtype
+            for part in (layer.weight, layer.bias)
+            if part is not None
+        )
 
 
 @functools.cache
@@ -83,17 +86,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _fits(layer: nn.Linear) -> bool:
-    return layer.weight.dtype in _NAMES and all(
-        type(part) in (torch.Tensor, nn.Parameter)
-        and part.is_cpu
-        and part.is_contiguous()
-        and part.dtype == layer.weight.dtype
-        for part in (layer.weight, layer.bias)
-        if part is not None
-    )
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

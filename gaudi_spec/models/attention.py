@@ -43,10 +43,7 @@ def grouped_attention(
     Returns:
         `[B, T, H, D]`, and None for the weights.
     """
-    special = [
-        name for name in ("softcap", "position_bias", "s_aux") if kwargs.get(name) is not None
-    ]
-    if special or attention_mask is None or attention_mask.shape[1] != 1:
+    if not is_plain(attention_mask, kwargs):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -63,17 +60,30 @@ def grouped_attention(
     return mixed.reshape(batch, heads, width, -1).transpose(1, 2).contiguous(), None
 
 
+def is_plain(mask: torch.Tensor | None, options: dict[str, Any]) -> bool:
+    """Returns whether attention is softmax over scores plus one mask for all heads."""
+    special = ("softcap", "position_bias", "s_aux")
+    extra = any(options.get(name) is not None for name in special)
+    return mask is not None and mask.shape[1] == 1 and not extra
+
+
 def use_grouped_attention(model: nn.Module) -> nn.Module:
-    """Makes a shadow attend with `grouped_attention` where it would use SDPA.
+    """Makes a shadow attend with `grouped_attention` where it would use SDPA."""
+    return attend_with(model, NAME)
+
+
+def attend_with(model: nn.Module, name: str) -> nn.Module:
+    """Makes a shadow attend with a registered function where it would use SDPA.
 
     Args:
         model: From `shadow`; its config is replaced by a copy, the caller's stays as it is.
+        name: In Transformers' registry.
     """
     config = model.config
     if config._attn_implementation != "sdpa" or not model._supports_attention_backend:
         return model
     ours = copy.copy(config)
-    ours._attn_implementation = NAME
+    ours._attn_implementation = name
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = ours

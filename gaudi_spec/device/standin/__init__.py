@@ -79,7 +79,12 @@ def _contents(card: Card) -> dict[str, dict[str, Any]]:
         "torch.hpu.metrics": measured,
         "torch.hpu.random": random,
         "torch.hpex": {},
-        "torch.hpex.kernels": {"FusedSDPA": kernels.FusedSDPA},
+        "torch.hpex.kernels": {
+            "FusedSDPA": kernels.FusedSDPA,
+            "RotaryPosEmbeddingMode": kernels.RotaryPosEmbeddingMode,
+            "apply_rotary_pos_emb": kernels.apply_rotary_pos_emb,
+        },
+        "torch.hpex.normalization": {"FusedRMSNorm": kernels.FusedRMSNorm},
         "torch.utils": {},
         "torch.utils.experimental": _experimental(card),
         "torch.utils.internal": {"is_lazy": lambda: True},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import torch
 from torch.nn import functional
 
@@ -33,3 +35,38 @@ class FusedSDPA:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=shared
         )
+
+
+class FusedRMSNorm:
+    """Root mean square norm, called as `FusedRMSNorm.apply(...)`."""
+
+    @staticmethod
+    def apply(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Returns `[B, T, H]` over its root mean square, times `weight` `[H]`."""
+        if x.dim() != 3 or x.dtype != weight.dtype:
+            raise RuntimeError("FusedRMSNorm takes three dimensions, and one dtype.")
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * (wide * scale).to(x.dtype)
+
+
+class RotaryPosEmbeddingMode(enum.Enum):
+    """Which elements are rotated together: halves, or neighbours."""
+
+    BLOCKWISE = 0
+    PAIRWISE = 1
+
+
+def apply_rotary_pos_emb(
+    p: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    offset: int = 0,
+    mode: RotaryPosEmbeddingMode = RotaryPosEmbeddingMode.BLOCKWISE,
+) -> torch.Tensor:
+    """Rotates `p` by angles that are given for each of its elements; halves only."""
+    if position_ids is not None or offset or mode is not RotaryPosEmbeddingMode.BLOCKWISE:
+        raise NotImplementedError("The emulated rotary embedding takes gathered angles of halves.")
+    left, right = p.chunk(2, -1)
+    return p * cos + torch.cat([-right, left], -1) * sin
