@@ -19,6 +19,7 @@ from .config import SpecConfig
 from .device import Device, get_device
 from .engine import SpeculativeEngine
 from .errors import ConfigError
+from .helptext import HelpFormatter
 from .loading import Pair, Source, load_pair
 from .results import progress
 
@@ -198,7 +199,11 @@ def main(argv: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the argument parser."""
-    p = argparse.ArgumentParser(prog="gaudi-spec audit", description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(
+        prog="gaudi-spec audit",
+        description=__doc__.splitlines()[0],
+        formatter_class=HelpFormatter,
+    )
     p.add_argument("--model_name_or_path", "--model", required=True, help="target")
     p.add_argument("--assistant_model", required=True, help="draft")
     p.add_argument("--batch_sizes", type=_numbers, default=[1, 4], help="such as 1,4")

@@ -15,6 +15,7 @@ from .config import SpecConfig
 from .device import DEVICES, Device, get_device
 from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
+from .helptext import HelpFormatter
 from .loading import Pair, Source, load_pair
 from .options import resolve_options
 from .stopping import Steps
@@ -26,14 +27,18 @@ HELP = "/reset forgets the chat, /exit leaves, Ctrl-C stops an answer"
 
 def parser() -> argparse.ArgumentParser:
     """Returns the argument parser."""
-    p = argparse.ArgumentParser(prog="chat.py", description=f"{__doc__.strip()} {HELP}.")
+    p = argparse.ArgumentParser(
+        prog="chat.py",
+        description=f"{__doc__.strip()} {HELP}.",
+        formatter_class=HelpFormatter,
+    )
     p.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
     p.add_argument("--assistant_model", help="draft; without it decoding is plain")
     p.add_argument("--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)")
     p.add_argument("--system", help="system message")
     p.add_argument("--max_new_tokens", type=int, default=512, help="of each answer")
     p.add_argument("--max_length", type=int, default=2048, help="tokens of the whole chat")
-    p.add_argument("--device", default="auto", choices=("auto", *DEVICES))
+    p.add_argument("--device", default="auto", choices=("auto", *DEVICES), help="where to run")
     p.add_argument("--bf16", action="store_true", help="load both in bfloat16, not float32")
     p.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     return p
@@ -144,6 +149,8 @@ def _open(args: argparse.Namespace) -> Chat:
     pair = load_pair(target, draft, torch.bfloat16 if args.bf16 else torch.float32, device)
     room = getattr(pair.target.config, "max_position_embeddings", None) or args.max_length
     config = SpecConfig(max_length=min(args.max_length, room), batch_size=1)
+    if args.num_assistant_tokens is not None and draft is None:
+        print("--num_assistant_tokens has no effect without --assistant_model.", file=sys.stderr)
     k = args.num_assistant_tokens
     return Chat(pair, config, device, k, args.system, args.max_new_tokens)
 

@@ -21,6 +21,8 @@ commands:
 
 `gaudi-spec COMMAND --help` explains a command; `gaudi-spec --version` prints the version."""
 
+_FLAG = re.compile(r"--([a-z][\w-]*)(?:=|$)")
+
 
 def _generate(argv: list[str]) -> int:
     from .run_generation import main as run
@@ -89,14 +91,24 @@ def run_command(command: Callable[[list[str]], int], argv: Sequence[str] | None 
         if "-v" in argv or "--verbose" in argv:
             traceback.print_exc()
         if isinstance(error, GaudiSpecError):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_by_flags(str(error), argv)}", file=sys.stderr)
             return error.exit_code
         print(f"error: {type(error).__name__}: {error} (-v shows where)", file=sys.stderr)
         return 1
 
 
+def _by_flags(message: str, argv: Sequence[str]) -> str:
+    """Returns `message` with the names of settings that came from flags written as those flags."""
+    for flag in dict.fromkeys(match[1] for match in map(_FLAG.match, argv) if match):
+        setting = {"stop": "stop_strings", "bad_words": "bad_words_ids"}.get(flag, flag)
+        # A name of one word may be a word of the sentence, unless it is its subject.
+        where = r"(?<![\w./-])" if "_" in setting else "^"
+        message = re.sub(rf"{where}{setting}\b", f"--{flag}", message)
+    return message
+
+
 def _underscores(arg: str) -> str:
-    if not re.match(r"--[a-z][\w-]*(=|$)", arg):  # a prompt may begin with dashes, too
+    if not _FLAG.match(arg):  # a prompt may begin with dashes, too
         return arg
     name, equals, value = arg.partition("=")
     name = "--" + name[2:].replace("-", "_")

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import environment
 from .environment import Check, Env, Facts
+from .helptext import HelpFormatter
 
 SINGLE = (
     environment.mode,
@@ -27,10 +28,13 @@ SINGLE = (
 def main(argv: list[str]) -> int:
     """Runs the program; returns 0, or 1 if there is a problem."""
     parser = argparse.ArgumentParser(
-        prog="gaudi-spec doctor", description="Check what is installed and set, without a model."
+        prog="gaudi-spec doctor",
+        description="Check what is installed and set, without a model.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "hpu"))
+    devices = ("auto", "cpu", "cuda", "hpu")
+    parser.add_argument("--device", default="auto", choices=devices, help="what to check for")
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     args = parser.parse_args(argv)
     checks = examine(os.environ, gather(args.device))

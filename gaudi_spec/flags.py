@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from .device import DEVICES
+from .helptext import HelpFormatter
 
 # Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
 DEFAULT_PROMPTS = (
@@ -26,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         prog="gaudi-spec generate",
         description="Generate text with a target model and a draft model, on static shapes. Greedy "
         "text is the target's own, token for token; sampled text follows its distribution.",
+        formatter_class=HelpFormatter,
     )
     model = p.add_argument_group("models")
     model.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
@@ -94,9 +96,9 @@ def parser() -> argparse.ArgumentParser:
         "--use_kv_cache", action="store_true", help="accepted; the cache is always on"
     )
     text.add_argument("--seed", type=int, default=27, help="seed of sampling")
-    _add_sampling(p.add_argument_group("choice of tokens (default: the checkpoint's values)"))
+    _add_sampling(p.add_argument_group("choice of tokens (else the checkpoint's values count)"))
     run = p.add_argument_group("run")
-    run.add_argument("--device", default="auto", choices=("auto", *DEVICES))
+    run.add_argument("--device", default="auto", choices=("auto", *DEVICES), help="where to run")
     run.add_argument(
         "--torch_compile",
         action="store_true",
@@ -137,13 +139,23 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_sampling(group: Any) -> None:
     group.add_argument("--do_sample", action="store_true", help="draw tokens; default: greedy")
-    group.add_argument("--temperature", type=float, help="of the draw")
-    group.add_argument("--top_k", type=int, help="draw among the k best")
-    group.add_argument("--top_p", type=float, help="draw among the best that hold this mass")
-    group.add_argument("--min_p", type=float, help="draw among what has this share of the best")
-    group.add_argument("--repetition_penalty", type=float, help="above 1: fewer repetitions")
-    group.add_argument("--no_repeat_ngram_size", type=int, help="no n-gram twice")
-    group.add_argument("--bad_words", nargs="+", help="words that may not be generated")
+    group.add_argument("--temperature", type=float, help="of the draw (default: 1.0)")
+    group.add_argument("--top_k", type=int, help="draw among the k best; 0: all (default: 50)")
+    group.add_argument(
+        "--top_p", type=float, help="draw among the best that hold this mass (default: 1.0, all)"
+    )
+    group.add_argument(
+        "--min_p", type=float, help="draw among what has this share of the best (default: 0.0, all)"
+    )
+    group.add_argument(
+        "--repetition_penalty", type=float, help="above 1: fewer repetitions (default: 1.0)"
+    )
+    group.add_argument("--no_repeat_ngram_size", type=int, help="no n-gram twice (default: 0, off)")
+    group.add_argument(
+        "--bad_words",
+        nargs="+",
+        help="texts that may not be generated; ' word' with its space is another than 'word'",
+    )
     group.add_argument(
         "--verifier",
         choices=("rejection", "coupled"),

@@ -162,8 +162,9 @@ class Flow:
                 self.runtime.clean()
                 raise NumericalError(
                     f"The target's logits are NaN or infinite in row {row} near position "
-                    f"{self.rows.lengths[row] + outcome[row].n_emitted - 1}: check the "
-                    "checkpoint and logits processors, or load it in float32."
+                    f"{self.rows.lengths[row] + outcome[row].n_emitted - 1}, or the call's options "
+                    "forbid every token there: check the checkpoint and those options, or load it "
+                    "in float32."
                 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from .config import SpecConfig
 from .doors import asked_of_transformers
+from .drafters.registry import pick
 from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .metrics import Report
@@ -195,13 +197,19 @@ def _config(
         raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
     if options.return_dict and (options.output_scores or options.output_logits):
         config = config.replace(keep_logits=True)
-    return with_drafts(
+    config = with_drafts(
         config,
         draft is not None,
         options.num_assistant_tokens if num_assistant_tokens is None else num_assistant_tokens,
         options.prompt_lookup_num_tokens,
         options.max_matching_ngram_size,
     )
+    if num_assistant_tokens is not None and pick(config.drafter, draft is not None) is None:
+        warnings.warn(
+            "num_assistant_tokens has no effect here: there is no assistant_model.",
+            stacklevel=3,
+        )
+    return config
 
 
 def _engine(

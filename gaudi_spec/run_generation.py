@@ -25,6 +25,7 @@ from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
 from .options import with_drafts
+from .sampling.options import Sampling
 
 
 def main(argv: list[str]) -> int:
@@ -86,11 +87,13 @@ def _check(args: argparse.Namespace) -> SpecConfig:
         args.prompt_lookup_num_tokens,
         args.max_matching_ngram_size,
     )
-    pick(config.drafter, bool(args.assistant_model))
+    drafter = pick(config.drafter, bool(args.assistant_model))
     if args.max_matching_ngram_size is not None and config.drafter in ("auto", "model"):
         raise ConfigError(
             "--max_matching_ngram_size is for prompt lookup: add --prompt_lookup_num_tokens."
         )
+    _check_choice(args)
+    _tell_idle(args, drafter is not None)
     if args.verifier is not None:
         config = config.replace(verifier=args.verifier)
     if args.torch_compile:
@@ -100,6 +103,32 @@ def _check(args: argparse.Namespace) -> SpecConfig:
     if args.allow_untested_models:
         config = config.replace(allow_untested_models=True)
     return config
+
+
+def _check_choice(args: argparse.Namespace) -> None:
+    """Checks the flags that say how tokens are chosen, and where a text ends."""
+    names = "temperature top_k top_p min_p repetition_penalty no_repeat_ngram_size".split()
+    Sampling(**{name: getattr(args, name) for name in names})
+    for name in ("stop", "bad_words"):
+        texts = getattr(args, name)
+        if texts is not None and not (texts and all(texts)):
+            raise InputError(f"--{name} needs texts that are not empty.")
+    if args.num_return_sequences > 1 and not args.do_sample:
+        raise ConfigError(
+            f"--num_return_sequences {args.num_return_sequences} needs --do_sample: greedy "
+            "decoding has one text."
+        )
+
+
+def _tell_idle(args: argparse.Namespace, drafts: bool) -> None:
+    """Names the flags that have no effect as things are, as Transformers does."""
+    needs = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "verifier"), "--do_sample")
+    needs = {} if args.do_sample else needs
+    if not drafts:
+        needs["num_assistant_tokens"] = "--assistant_model"
+    for name, other in needs.items():
+        if getattr(args, name) is not None:
+            print(f"--{name} has no effect without {other}.", file=sys.stderr)
 
 
 def _sentences(args: argparse.Namespace) -> list[str]:

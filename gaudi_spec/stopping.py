@@ -59,8 +59,9 @@ def gather_criteria(
             ours.append(StopStringCriteria(tokenizer, strings))
         except ValueError as error:
             raise InputError(
-                f"Transformers cannot look for {strings} in this tokenizer's texts: "
-                f"{' '.join(str(error).split())}"
+                f"stop_strings={strings} cannot be looked for: Transformers' search needs a "
+                "tokenizer that can spell any text, such as a byte-level one, and fails on this "
+                f"({' '.join(str(error).split())}); pass a StoppingCriteria of your own."
             ) from error
     types = {type(criterion) for criterion in own}
     return (*(criterion for criterion in ours if type(criterion) not in types), *own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -26,8 +27,9 @@ from transformers import (
 )
 
 import gaudi_spec
-from gaudi_spec import results
+from gaudi_spec import audit, chat, flags, results
 from gaudi_spec.cli import main
+from gaudi_spec.distill import command as distill
 
 ROOT = Path(__file__).parents[1]
 ONE = [20, 30, 40]
@@ -376,10 +378,71 @@ def test_sampled_text_depends_on_the_seed_and_coupled_equals_plain(command):
     assert last(out)["texts_equal_baseline"] is True and "= identical" in out
 
 
-def test_a_bad_sampling_flag_is_one_sentence(command):
-    code, _, err = command("--prompt", FIRST, "--do_sample", "--temperature", 0)
-    assert code == 2
-    assert_one_sentence(err, "temperature")
+@pytest.mark.parametrize(
+    "flag",
+    [
+        ["--temperature", 0.3],
+        ["--top_k", 2],
+        ["--top_p", 0.2],
+        ["--min_p", 0.5],
+        ["--repetition_penalty", 0.1],
+        ["--no_repeat_ngram_size", 1],
+        ["--bad_words", *(f"w{i}" for i in range(7, 50))],
+        ["--seed", 3],
+        ["--verifier", "coupled"],
+    ],
+    ids=lambda flag: flag[0],
+)
+def test_d12_no_flag_for_the_choice_of_tokens_is_dropped(command, flag):
+    """sgl-project/sglang#10617, InternLM/lmdeploy#4551"""
+    draw = ["--prompt", FIRST, "--do_sample", "--num_assistant_tokens", 3]
+    texts = [last(command(*draw, *more)[1])["output"] for more in ([], flag)]
+    assert texts[0] != texts[1]
+    if flag[0] != "--verifier":  # and the draft does not dilute what it does
+        args = [*draw, *flag, "--verifier", "coupled", "--compare_baseline"]
+        assert last(command(*args)[1])["texts_equal_baseline"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--temperature", 0], ["--temperature must be"]),
+        (["--top_k", -1], ["--top_k must be"]),
+        (["--top_p", 1.5], ["--top_p must be"]),
+        (["--min_p", 2], ["--min_p must be"]),
+        (["--repetition_penalty", 0], ["--repetition_penalty must be"]),
+        (["--no_repeat_ngram_size", -3], ["--no_repeat_ngram_size must be"]),
+        (["--bad_words", "w9", ""], ["--bad_words needs"]),
+        (["--stop", ""], ["--stop needs"]),
+        (["--stop"], ["--stop needs"]),
+        (["--stop", "w9"], ["--stop=['w9']", "tokenizer"]),  # a tokenizer of words cannot
+        (["--seed", 1 << 70], ["--seed must be"]),
+        (["--num_assistant_tokens", 99], ["--num_assistant_tokens must be"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_errors_name_flags(command, args, words):
+    code, out, err = command("--prompt", FIRST, "--do_sample", *args)
+    assert (code, out) == (2, "")
+    assert_one_sentence(err, *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "drafted", "idle"),
+    [
+        (["--temperature", 0.7, "--top_p", 0.9], True, ["--temperature", "--top_p"]),
+        (["--verifier", "coupled"], True, ["--verifier"]),
+        (["--num_assistant_tokens", 3], False, ["--num_assistant_tokens"]),
+        (["--num_assistant_tokens", 3, "--do_sample", "--top_k", 4], True, []),
+        (["--prompt_lookup_num_tokens", 3, "--num_assistant_tokens", 3], False, []),
+    ],
+    ids=str,
+)
+def test_flags_without_effect_are_named_once(command, args, drafted, idle):
+    code, _, err = command("--prompt", FIRST, *args, **({} if drafted else {"draft": None}))
+    assert code == 0
+    told = [line.split()[0] for line in err.splitlines() if "has no effect without" in line]
+    assert told == idle
 
 
 # Streams
@@ -648,6 +711,17 @@ def test_help_of_generate_lists_every_flag(capsys):
     for flag in ("--model_name_or_path", "--assistant_model", "--no-ignore_eos", "--output_dir"):
         assert flag in out
     assert err == ""
+
+
+def test_help_shows_every_default():
+    for program in (flags, audit, distill, chat):
+        parser = program.parser()
+        for action in parser._actions:
+            value = action.default
+            if value is None or value is False or value == argparse.SUPPRESS:
+                continue
+            shown = parser._get_formatter()._expand_help(action)
+            assert "default" in shown, action.option_strings
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ..config import SpecConfig
 from ..device import DEVICES, Device, get_device
 from ..engine import SpeculativeEngine
 from ..errors import ConfigError, InputError
+from ..helptext import HelpFormatter
 from ..loading import Pair, Source, load_pair
 from ..models.support import vocabulary
 from ..request import token_ids
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
         prog="gaudi-spec distill",
         description="Train a small draft for a target on text that the target writes itself. An "
         "interrupted run goes on where it stopped when it is started again.",
+        formatter_class=HelpFormatter,
     )
     p.add_argument("--model", required=True, help="target: directory or hub name")
     p.add_argument("--output", required=True, help="directory for the draft")
@@ -66,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--steps", type=int, help="training steps (default: by time)")
     run.add_argument("--train_batch_size", type=int, default=16, help="texts of a training step")
     run.add_argument("--learning_rate", type=float, default=1e-3, help="peak learning rate")
-    run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--device", default="auto", choices=("auto", *DEVICES))
+    run.add_argument("--seed", type=int, default=0, help="of everything drawn")
+    run.add_argument("--device", default="auto", choices=("auto", *DEVICES), help="where to run")
     run.add_argument("--torch_compile", action="store_true", help="measure step times in graphs")
     run.add_argument("--trust_remote_code", action="store_true")
     run.add_argument("--keep_work", action="store_true", help="keep OUTPUT/work when done")
