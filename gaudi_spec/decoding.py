@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 from .request import token_ids
 from .sampling.noise import default_seed
 from .sampling.options import Sampling
@@ -24,6 +26,35 @@ PROCESSORS = """sequence_bias encoder_repetition_penalty repetition_penalty no_r
 # Arguments that such a config has no field for.
 ARGUMENTS = """presence_penalty frequency_penalty seed generator logits_processor
     prefix_allowed_tokens_fn""".split()
+
+# What a value must be, and what fails where it is not.
+_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a whole number": (
+        operator.index,
+        "max_new_tokens max_length min_new_tokens min_length num_return_sequences pad_token_id",
+    ),
+    "a number": (lambda value: value + 0.0, "max_time"),
+    "a list": (
+        iter,
+        "stop_strings bad_words_ids suppress_tokens begin_suppress_tokens logits_processor",
+    ),
+    "callable": (lambda value: value.__call__, "prefix_allowed_tokens_fn"),
+}
+
+
+def check_kinds(options: Mapping[str, Any]) -> None:
+    """Refuses by name what Transformers would stumble over.
+
+    Raises:
+        InputError: A value is of the wrong kind.
+    """
+    for kind, (attempt, names) in _KINDS.items():
+        for name in names.split():
+            value = options.get(name)
+            try:
+                value is None or attempt(value)
+            except (TypeError, AttributeError):
+                raise InputError(f"{name} must be {kind}, not {value!r}.") from None
 
 
 def to_sampling(model: Any, config: GenerationConfig, arguments: dict[str, Any]) -> Sampling:
@@ -46,6 +77,8 @@ def to_sampling(model: Any, config: GenerationConfig, arguments: dict[str, Any])
     names = [*PROCESSORS, *(WARPERS if config.do_sample else ())]
     values = {name: getattr(config, name, None) for name in names}
     processors = tuple(arguments.pop("logits_processor") or ())
+    if not all(map(callable, processors)):
+        raise ConfigError(f"logits_processor must hold callables, not {list(processors)!r}.")
     pad = token_ids(config.pad_token_id) or token_ids(config.eos_token_id)
     if processors:
         _refuse_doubles(model, config, processors)

@@ -14,7 +14,7 @@ import torch
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
 from .config import MAX_ASSISTANT_TOKENS, SpecConfig
-from .decoding import ARGUMENTS, PROCESSORS, WARPERS, to_sampling
+from .decoding import ARGUMENTS, PROCESSORS, WARPERS, check_kinds, to_sampling
 from .errors import ConfigError, InputError, UnsupportedOptionError
 from .request import token_ids
 from .sampling.options import Sampling
@@ -111,6 +111,7 @@ def resolve_options(
     if not isinstance(generation_config, (GenerationConfig, type(None))):
         raise ConfigError(f"generation_config must be a GenerationConfig: {generation_config!r}.")
     _check_budget(kwargs.get("max_new_tokens"))
+    check_kinds(kwargs)
     kwargs = dict(kwargs)
     ours = {name: kwargs.pop(name, None) for name in ARGUMENTS}
     try:

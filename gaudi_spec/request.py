@@ -132,7 +132,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
     except TypeError:
         ids = (1 << 63,)
     if any(not -(1 << 63) <= item < 1 << 63 for item in ids):
-        raise InputError(f"An end-of-text or pad id must be a whole number, not {value!r}.")
+        raise InputError(f"An eos_token_id or pad_token_id must be a whole number, not {value!r}.")
     return ids
 
 

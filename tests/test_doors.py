@@ -126,7 +126,10 @@ def test_stop_strings_come_through_the_path():
 
 @pytest.mark.parametrize("by", ["object", "name"])
 def test_the_pipeline_reaches_us(by, tmp_path):
-    """J6: huggingface/transformers#34504"""
+    """Both models by object or by path, as the command line takes them.
+
+    J6: huggingface/transformers#34504
+    """
     model = tiny_checkpoints.save(tmp_path / "t", toys.target(), TOKENIZER, eos=None)
     draft = tiny_checkpoints.save(tmp_path / "d", toys.target(), TOKENIZER, eos=None)
     options = {"max_new_tokens": NEW, "do_sample": False, "return_full_text": False}

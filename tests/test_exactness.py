@@ -159,7 +159,10 @@ def test_a_draft_vocabulary_of_another_size_is_exact(monkeypatch, columns):
 
 @pytest.mark.parametrize("path", [(0, 1), (2, 2), (1, 3)], ids=str)
 def test_certain_proposals_are_tested_as_such(monkeypatch, path):
-    """A look-up, or a greedy draft, has q = 1 for its token (jaymody/speculative-sampling#3)."""
+    """A look-up, or a greedy draft, has q = 1 for its token.
+
+    D4: jaymody/speculative-sampling#3
+    """
     cells = list(itertools.product((0, 1), repeat=2))
     b = bench(len(cells), 2, 4, "penalties", "rejection")
     p = [b.process([*PROMPT, *path[:i]], b.target.logits) for i in range(2)]

@@ -23,7 +23,7 @@ from transformers.generation import CompileConfig, WatermarkingConfig
 
 import gaudi_spec
 from gaudi_spec import hf
-from gaudi_spec.errors import GaudiSpecError, InputError, UnsupportedOptionError
+from gaudi_spec.errors import ConfigError, GaudiSpecError, InputError, UnsupportedOptionError
 
 RAGGED = toys.PROMPTS[:4]
 EOS = 67  # emitted by the toy target in the middle of several of its texts
@@ -640,6 +640,20 @@ def test_an_unsupported_field_of_a_generation_config_is_refused_by_name(name, wh
         ours(model, IDS, **options)
 
 
+@pytest.mark.parametrize(
+    "name",
+    """max_new_tokens max_length min_new_tokens min_length num_return_sequences pad_token_id
+    max_time stop_strings bad_words_ids suppress_tokens begin_suppress_tokens logits_processor
+    prefix_allowed_tokens_fn eos_token_id""".split(),
+)
+@pytest.mark.parametrize("value", [2.5, object(), {"a": object()}], ids=["float", "object", "dict"])
+def test_a_value_of_the_wrong_kind_is_refused_by_name(name, value):
+    if (name, value) == ("max_time", 2.5):
+        return
+    with no_forward(toys.target()), pytest.raises(ConfigError, match=name.partition("_token")[0]):
+        ours(toys.target(), IDS, **{"tokenizer": TOKENIZER, name: value})
+
+
 def test_inputs_embeds_without_ids_are_refused_by_name():
     with pytest.raises(UnsupportedOptionError, match="inputs_embeds"):
         gaudi_spec.generate(toys.target(), inputs_embeds=torch.zeros(1, 3, 32), max_new_tokens=2)
@@ -744,6 +758,7 @@ def with_field(name, value):
 @pytest.mark.parametrize("where", ["argument", "call", "model"])
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_of_a_generation_config_is_honoured_or_refused(name, where, model):
+    """D12: sgl-project/sglang#10617"""
     assert name in TELLING, f"{name} is new in Transformers: add a value that changes greedy text"
     given = with_field(name, TELLING[name])
     options = {"generation_config": given}

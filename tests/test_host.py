@@ -73,7 +73,10 @@ BATCHES = {"one row": toys.PROMPTS[3:4], "ragged": toys.PROMPTS[1:4]}
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("draft", "k"), [("self", 6), ("noisy", 3), ("unrelated", 1)])
 def test_a_stateful_processor_sees_what_it_sees_in_transformers(batch, draft, k):
-    """Call for call the same ids, and none past the last end (openvino.genai#4081)."""
+    """Call for call the same ids, and none past the last end.
+
+    D16: openvinotoolkit/openvino.genai#4081
+    """
     ids, mask = toys.left_pad(BATCHES[batch])
     seen = []
     for options in ({}, dict(assistant_model=toys.drafts()[draft], num_assistant_tokens=k)):
@@ -110,7 +113,10 @@ def test_an_early_end_of_one_row_does_not_stop_the_others():
 
 @pytest.mark.parametrize("verifier", ["rejection", "coupled"])
 def test_sampling_with_a_processor_is_exact(verifier):
-    """D1 (huggingface/transformers#28166): a banned id never comes, the rest keeps its law."""
+    """A banned id never comes, the rest keeps its law.
+
+    D1: huggingface/transformers#28166
+    """
 
     def ban(ids, scores):
         return scores.index_fill(1, torch.tensor([3]), float("-inf"))

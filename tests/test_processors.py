@@ -114,7 +114,10 @@ def ours(running, name, k, ends=ENDS) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_greedy_with_a_processor_is_transformers_with_it(name):
-    """vllm-project/vllm#6718: position i of a block sees the candidates before it."""
+    """Position i of a block sees the candidates before it.
+
+    D10: vllm-project/vllm#6718, #18902
+    """
     want = theirs(name)
     unprocessed = [cut(text) for text in TEXTS]
     assert want != unprocessed or name == "forced end"
@@ -257,7 +260,7 @@ def test_invalid_values_are_removed_where_that_is_asked_for():
     ("name", "value"), [("guidance_scale", 1.5), ("watermarking_config", {"bias": 2.0})]
 )
 def test_what_is_not_supported_is_refused_by_name(name, value):
-    """sgl-project/sglang#10617: never dropped in silence."""
+    """D12: vllm-project/vllm#38467"""
     with pytest.raises(UnsupportedOptionError, match=name):
         gaudi_spec.generate(
             toys.target(), PROMPTS[0][None], max_new_tokens=3, do_sample=True, **{name: value}

@@ -13,7 +13,7 @@ import pytest
 import tiny_checkpoints
 import torch
 import toys
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, TextIteratorStreamer
 
 import gaudi_spec
 from gaudi_spec import SpecConfig, SpeculativeEngine, checker, loading
@@ -86,6 +86,19 @@ class Pattern:
 
     def choose(self, cycle):
         return self.ks[min(cycle, len(self.ks) - 1)]
+
+
+class Streamer:
+    """Remembers what was put, and how often the end came."""
+
+    def __init__(self):
+        self.put_values, self.ends = [], 0
+
+    def put(self, value):
+        self.put_values.append(value.tolist())
+
+    def end(self):
+        self.ends += 1
 
 
 # A. The same text as plain greedy decoding
@@ -263,6 +276,31 @@ def test_b1_a_text_ends_at_an_end_token_anywhere_in_a_block(offset, drafted_by):
         assert report.cycles == at // 6 + 1
 
 
+@pytest.mark.parametrize("offset", range(6))
+def test_b1_nothing_behind_an_end_token_is_returned_streamed_or_scored(offset):
+    """huggingface/transformers#31301, LostRuins/koboldcpp#1276"""
+    prompt, text = toys.PROMPTS[3], toys.references()[3].tolist()
+    at = next(i for i in first_occurrences(text) if i % 6 == offset)
+    streamer = Streamer()
+    out = gaudi_spec.generate(
+        toys.target(),
+        prompt[None],
+        assistant_model=toys.target(),
+        num_assistant_tokens=5,
+        eos_token_id=text[at],
+        max_new_tokens=40,
+        streamer=streamer,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+    )
+    assert out.sequences[0, len(prompt) :].tolist() == text[: at + 1]
+    assert streamer.put_values == [prompt[None].tolist(), *([t] for t in text[: at + 1])]
+    assert streamer.ends == 1
+    assert [int(step.argmax()) for step in out.scores] == text[: at + 1]
+    assert len(out.logits) == at + 1
+
+
 @pytest.mark.parametrize("k", range(1, 9))
 def test_b3_no_filler_follows_an_end_token_whatever_k_is(k):
     """HabanaAI/vllm-fork#1435"""
@@ -310,6 +348,42 @@ def test_b6_any_listed_end_token_ends_a_text_and_the_drafts_does_not(which):
     got = gaudi_spec.generate(model, prompt[None], assistant_model=draft, max_new_tokens=40)
     assert got[0, len(prompt) :].tolist() == text[: indices[9] + 1]
     assert gaudi_spec.last_report().acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("drafted_by", ["self", "noisy"])
+def test_b7_stop_strings_of_a_word_tokenizer_end_a_text_anywhere_in_a_block(drafted_by):
+    """huggingface/transformers#48039"""
+    prompt, text = toys.PROMPTS[3], toys.references()[3].tolist()
+    words = list(tiny_checkpoints.WORDS)
+    words[next(i for i in range(7, 97) if i not in text)] = "abcdef"  # Transformers looks for it
+    tokenizer = tiny_checkpoints.word_tokenizer(words)
+    offsets = set()
+    for end in range(2, 20):
+        stop = f"{words[text[end - 2]][-1:]} {words[text[end - 1]]}"  # of two tokens
+        options = {"stop_strings": [stop, "never"], "tokenizer": tokenizer, "max_new_tokens": 24}
+        want = toys.target().generate(prompt[None], do_sample=False, **options)
+        got = gaudi_spec.generate(
+            toys.target(),
+            prompt[None],
+            assistant_model=toys.drafts()[drafted_by],
+            num_assistant_tokens=4,
+            **options,
+        )
+        assert got.tolist() == want.tolist() and want.shape[1] <= 17 + end
+        assert gaudi_spec.last_report().finish_reasons == ["stop_string"]
+        offsets.add((want.shape[1] - 18) % 5)
+    assert offsets == set(range(5))
+
+
+def test_b7_a_tokenizer_that_cannot_spell_is_refused_in_words():
+    """huggingface/transformers#48039"""
+    with no_forward(toys.target()), pytest.raises(ConfigError, match="StoppingCriteria of your"):
+        gaudi_spec.generate(
+            toys.target(),
+            toys.PROMPTS[3][None],
+            stop_strings="w9",
+            tokenizer=tiny_checkpoints.word_tokenizer(),
+        )
 
 
 @pytest.mark.parametrize("new", range(1, 9))
@@ -884,3 +958,60 @@ def test_g4_the_drafts_cache_is_never_longer_than_its_positions(positions):
     running.generate([toys.PROMPTS[2]], 8)
     assert running.runtime.target.cache.slots == 200
     assert running.runtime.drafter.model.cache.slots == min(positions, 200)
+
+
+# J. Results, streaming, validation
+
+
+@pytest.mark.parametrize("k", KS)
+def test_j3_a_stream_concatenates_to_the_text_for_every_k_and_stop(k):
+    """vllm-project/vllm#30204, turboderp-org/exllamav2#108"""
+    prompt, text = toys.PROMPTS[3], toys.references()[3].tolist()
+    tokenizer = tiny_checkpoints.byte_tokenizer(text)  # characters of up to four tokens
+    whole = tokenizer.decode(text[:24])
+    stops = [{"eos_token_id": text[at]} for at in first_occurrences(text[:24])]
+    stops += [{"stop_strings": whole[i : i + 2]} for i in range(0, len(whole) - 2, 3)]
+    lengths = set()
+    for stop in [{}, *stops[k % 3 :: 3]]:
+        if not "".join(stop.get("stop_strings", "")).isascii():
+            continue  # test_stopping.py has those that this Transformers can look for
+        streamer, recorder = TextIteratorStreamer(tokenizer, skip_prompt=True), Streamer()
+        put, end = streamer.put, streamer.end
+        streamer.put = lambda value, put=put, to=recorder: (to.put(value), put(value))
+        streamer.end = lambda end=end, to=recorder: (to.end(), end())
+        got = gaudi_spec.generate(
+            toys.target(),
+            prompt[None],
+            assistant_model=toys.drafts()["noisy"],
+            num_assistant_tokens=k,
+            max_new_tokens=24,
+            streamer=streamer,
+            tokenizer=tokenizer,
+            **stop,
+        )
+        new = got[0, len(prompt) :].tolist()
+        assert "".join(streamer) == tokenizer.decode(new)
+        assert new == text[: len(new)] and recorder.ends == 1
+        assert recorder.put_values == [prompt[None].tolist(), *([token] for token in new)]
+        lengths.add(len(new))
+    assert len(lengths) > 5 and not whole.isascii()
+
+
+@pytest.mark.parametrize("eos", [5, [46, 67], None])
+def test_j7_a_missing_pad_token_is_filled_in_before_any_work(eos):
+    """huggingface/transformers#22211"""
+    model = copy.deepcopy(toys.target())
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.eos_token_id = None, eos
+    ids, mask = toys.left_pad(toys.PROMPTS)
+    options = {"attention_mask": mask, "max_new_tokens": 24}
+    got = gaudi_spec.generate(model, ids, assistant_model=toys.drafts()["noisy"], **options)
+    assert got.tolist() == model.generate(ids, do_sample=False, **options).tolist()
+    assert model.generation_config.pad_token_id is None
+
+
+def test_j7_a_pad_token_that_is_no_id_is_refused_before_any_work():
+    """huggingface/transformers#22211"""
+    model = toys.target()
+    with no_forward(model), pytest.raises(ConfigError, match="pad"):
+        gaudi_spec.generate(model, toys.PROMPTS[3][None], pad_token_id="<pad>", eos_token_id=5)
