@@ -103,7 +103,7 @@ class Sampling:
         seed = self.seed
         if seed is None:
             return
-        seeds = seed.tolist() if hasattr(seed, "tolist") else seed
+        seeds: Any = seed.tolist() if hasattr(seed, "tolist") else seed
         try:
             one = not isinstance(seeds, (list, tuple))
             if isinstance(seeds, bool):
