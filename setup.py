@@ -49,6 +49,7 @@ setup(
             "device/linear.c",
             "distill/prompts.txt",
             "packaged/*/*",
+            "plan/*.yaml",
         ]
     },
     install_requires=[

@@ -16,6 +16,7 @@ USAGE = """usage: gaudi-spec COMMAND [options]
 commands:
   generate   generate text with a target and a draft model
   distill    train a small draft for a target
+  plan       memory and expected speed-up of a pair, before it is loaded
   audit      count compilations, host reads and fallbacks of a pair of models
   doctor     check what is installed and set
 
@@ -36,6 +37,12 @@ def _distill(argv: list[str]) -> int:
     return run(argv)
 
 
+def _plan(argv: list[str]) -> int:
+    from .plan.command import main as run
+
+    return run(argv)
+
+
 def _audit(argv: list[str]) -> int:
     from .audit import main as run
 
@@ -51,6 +58,7 @@ def _doctor(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "distill": _distill,
+    "plan": _plan,
     "audit": _audit,
     "doctor": _doctor,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,7 @@ class SpecConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SpecConfig:
         """Builds a config from plain values; an unknown key is an error that names the nearest."""
-        if not isinstance(values, dict):
-            raise ConfigError(f"A config must be a mapping of names to values, not {values!r}.")
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-                raise ConfigError(f"Unknown setting {key!r}: {hint}")
+        check_keys(values, [field.name for field in dataclasses.fields(cls)])
         return cls(**values)
 
     @classmethod
@@ -140,12 +134,7 @@ class SpecConfig:
         Raises:
             ConfigError: The file cannot be read, is not YAML, or holds a bad setting.
         """
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            raise ConfigError(f"Cannot read the config {path}: {reason}") from error
-        return cls.from_dict(values or {})
+        return cls.from_dict(read_yaml(path))
 
     def to_yaml(self) -> str:
         """Returns YAML that `from_yaml` reads back to an equal config."""
@@ -153,3 +142,31 @@ class SpecConfig:
         for name in ("prefill_chunks", "kernels"):
             values[name] = None if values[name] is None else list(values[name])
         return yaml.safe_dump(values, sort_keys=False)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Returns what a YAML file holds, or `{}` if it is empty.
+
+    Raises:
+        ConfigError: The file cannot be read or is not YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"Cannot read the config {path}: {reason}") from error
+
+
+def check_keys(values: Any, known: Sequence[str]) -> None:
+    """Refuses what is no mapping, and a key that is not `known`, naming the nearest one.
+
+    Raises:
+        ConfigError: See above.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"A config must be a mapping of names to values, not {values!r}.")
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+            raise ConfigError(f"Unknown setting {key!r}: {hint}")

@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--warmup", type=int, default=3, help="untimed iterations before")
     run.add_argument("--n_iterations", type=int, default=5, help="timed iterations")
     run.add_argument("--output_dir", help="write results.json there")
-    run.add_argument("--config", help="YAML file with SpecConfig settings; flags win")
+    run.add_argument("--config", help="YAML file with settings and flags; flags given win")
     run.add_argument(
         "--compare_baseline",
         action="store_true",

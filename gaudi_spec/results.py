@@ -189,11 +189,15 @@ def progress(quiet: bool, **arguments: Any) -> tqdm:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Writes `values` to a temporary file beside `path` and renames it: never half a file."""
+    """Writes `values` as JSON: never half a file."""
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `text` to a temporary file beside `path` and renames it: never half a file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        text = json.dumps(values, indent=2, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

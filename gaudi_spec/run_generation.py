@@ -25,13 +25,14 @@ from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
 from .options import with_drafts
+from .perf_config import PerfConfig
 from .sampling.options import Sampling
 
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. Errors are raised for `cli.main` to print."""
-    args = parser().parse_args(argv)
-    config = _check(args)
+    args, config = _parse(argv)
+    config = _check(args, config)
     torch.manual_seed(args.seed)
     if args.compile_cache:
         keep_compiled(args.compile_cache)
@@ -58,8 +59,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> SpecConfig:
-    """Checks everything that can be checked before a model is loaded."""
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, SpecConfig]:
+    """Returns the arguments, those of a `--config` file before the given ones, and its settings."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    path = first.parse_known_args(argv)[0].config
+    if path is None:
+        return parser().parse_args(argv), SpecConfig()
+    file = PerfConfig.read(path)
+    defaults = vars(parser().parse_args(["--model_name_or_path="]))
+    args = parser().parse_args([*file.arguments(defaults), *argv])
+    file.check_runnable(args.device)
+    return args, file.settings
+
+
+def _check(args: argparse.Namespace, config: SpecConfig) -> SpecConfig:
+    """Checks everything that can be checked before a model is loaded; returns the settings."""
     if not -(1 << 63) <= args.seed < 1 << 63:
         raise ConfigError(f"--seed must be a whole number of 64 bits, not {args.seed}.")
     for name, least in (
@@ -79,7 +94,6 @@ def _check(args: argparse.Namespace) -> SpecConfig:
         raise InputError("--prompt was given without any text.")
     if args.output_dir:
         results.check_output_dir(args.output_dir)
-    config = SpecConfig.from_yaml(args.config) if args.config else SpecConfig()
     config = with_drafts(
         config,
         bool(args.assistant_model),

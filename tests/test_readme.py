@@ -1,4 +1,4 @@
-"""Every command of the README and of perf_configs runs, or parses where it needs a card."""
+"""Every command of the README runs, or parses where it needs a card."""
 
 import re
 import shlex
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gaudi_spec import cli, run_generation
-from gaudi_spec.config import SpecConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,14 +73,6 @@ def test_the_python_example_runs(tmp_path):
 def test_commands_for_a_card_parse(command):
     args = run_generation.parser().parse_args(arguments(command))
     assert args.device == "hpu"
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("perf_configs/*.yaml")), ids=lambda p: p.name)
-def test_perf_configs_are_valid_and_start_with_their_command(path):
-    assert isinstance(SpecConfig.from_yaml(path), SpecConfig)
-    command = path.read_text().splitlines()[0].removeprefix("# ")
-    args = run_generation.parser().parse_args(arguments(command))
-    assert (ROOT / args.config) == path
 
 
 def test_the_file_tree_names_what_is_there():

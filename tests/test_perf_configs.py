@@ -1,0 +1,134 @@
+"""Every file of perf_configs: valid, true to the planner, and refused where it cannot run."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gaudi_spec import cli, run_generation
+from gaudi_spec.errors import ConfigError
+from gaudi_spec.perf_config import BLOCKS, PerfConfig
+from gaudi_spec.plan import command
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(ROOT.glob("perf_configs/*.yaml"))
+PLANNED = [path for path in FILES if "plan:" in path.read_text(encoding="utf-8")]
+DEFAULTS = vars(run_generation.parser().parse_args(["--model_name_or_path="]))
+
+
+def named(path: Path) -> str:
+    return path.stem
+
+
+def write(tmp_path, text: str) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text("# python x --config c.yaml\n" + text)
+    return path
+
+
+def test_there_are_files_for_both_cards_and_this_machine():
+    cards = {PerfConfig.read(path).plan["hardware"] for path in PLANNED}
+    assert len(PLANNED) >= 10 and cards == {"gaudi2", "gaudi3"}
+    assert len(FILES) == len(PLANNED) + 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_files_are_valid_and_start_with_their_command(path, monkeypatch):
+    file = PerfConfig.read(path)
+    words = shlex.split(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "))
+    environment = dict(word.split("=") for word in words[: words.index("python")])
+    assert environment == file.environment
+    assert words[-2:] == ["--config", f"perf_configs/{path.name}"]
+    args = run_generation.parser().parse_args(file.arguments(DEFAULTS))
+    assert args.model_name_or_path and args.assistant_model
+    assert (args.device == "hpu") == bool(file.plan)
+    for name, value in file.environment.items():
+        monkeypatch.setenv(name, value)
+    if file.needs:
+        with pytest.raises(ConfigError, match="cannot run"):
+            file.check_runnable("hpu")
+    else:
+        file.check_runnable("hpu")
+        run_generation._check(args, file.settings)
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_files_name_what_this_version_lacks(path):
+    file = PerfConfig.read(path)
+    lacking = {
+        "cards": file.plan.get("cards", 1) > 1,
+        "fp8": "fp8" in file.plan.values(),
+        "whisper": "whisper" in file.flags["model_name_or_path"],
+    }
+    assert set(file.needs) == {need for need, lacks in lacking.items() if lacks}
+
+
+@pytest.mark.parametrize("path", PLANNED, ids=named)
+def test_projections_are_what_the_planner_says(path):
+    file = PerfConfig.read(path)
+    values = command.plan(command.parser().parse_args(["--config", str(path)]), file)
+    assert values["label"] == "projected" and values["memory"]["fits"]
+    assert file.projected == command.block(values, file)
+    assert file.with_projected(file.projected) == path.read_text(encoding="utf-8")
+    assert file.settings.num_assistant_tokens == values["best_k"]["0.7"]
+    assert file.measured == {}  # nobody has run one on a card
+
+
+def test_update_rewrites_only_the_projection(tmp_path, capsys):
+    text = PLANNED[0].read_text(encoding="utf-8")
+    path = tmp_path / PLANNED[0].name
+    path.write_text(text.replace("memory_gb: ", "memory_gb: 1") + "measured: {}  # kept\n")
+    assert cli.main(["plan", "--config", str(path), "--update"]) == 0
+    capsys.readouterr()
+    head, _, block = text.partition("projected:")
+    assert path.read_text() == head + "measured: {}  # kept\nprojected:" + block
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_flags_given_win_over_the_file(tmp_path):
+    path = write(
+        tmp_path,
+        "flags: {model_name_or_path: a, batch_size: 3, ignore_eos: false, bf16: true,\n"
+        "        prompt: [x, y], warmup: 2}\nnum_assistant_tokens: 7\n",
+    )
+    argv = ["--config", str(path), "--batch_size", "5", "--num_assistant_tokens", "2"]
+    args, settings = run_generation._parse(argv)
+    assert (args.model_name_or_path, args.batch_size, args.warmup) == ("a", 5, 2)
+    assert (args.ignore_eos, args.bf16, args.prompt) == (False, True, ["x", "y"])
+    assert settings.num_assistant_tokens == 7
+    assert run_generation._check(args, settings).num_assistant_tokens == 7  # no draft: not read
+    args, settings = run_generation._parse([*argv, "--assistant_model", "b"])
+    assert run_generation._check(args, settings).num_assistant_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("flag: {}", ["'flag'", "'flags'"]),
+        ("num_asistant_tokens: 3", ["num_assistant_tokens"]),
+        ("flags: {bach_size: 3}", ["bach_size", "'batch_size'"]),
+        ("flags: {config: x}", ["config"]),
+        ("flags: {batch_size: two}", ["batch_size", "two"]),
+        ("flags: [1]", ["mapping"]),
+        ("environment: 3", ["environment", "mapping"]),
+        ("plan: {card: 2}", ["'cards'"]),
+        ("needs: [whispr]", ["'whisper'"]),
+        ("needs: fp8", ["needs", "list"]),
+        ("needs: [fp8, cards]\nflags: {model_name_or_path: x}", ["FP8", "several cards"]),
+        (
+            "environment: {PT_HPU_LAZY_MODE: '1'}\nflags: {device: hpu, model_name_or_path: x}",
+            ["PT_HPU_LAZY_MODE=1", "before Python"],
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypatch, text, words):
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    argv = ["--config", str(write(tmp_path, text))]
+    assert cli.main(["generate", *argv]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err and all(word in err for word in words)
+
+
+def test_blocks_are_documented():
+    text = (ROOT / "perf_configs" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in BLOCKS if f"`{name}`" not in text] == []
