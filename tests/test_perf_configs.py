@@ -96,8 +96,6 @@ def test_flags_given_win_over_the_file(tmp_path):
     assert (args.model_name_or_path, args.batch_size, args.warmup) == ("a", 5, 2)
     assert (args.ignore_eos, args.bf16, args.prompt) == (False, True, ["x", "y"])
     assert settings.num_assistant_tokens == 7
-    assert run_generation._check(args, settings).num_assistant_tokens == 7  # no draft: not read
-    args, settings = run_generation._parse([*argv, "--assistant_model", "b"])
     assert run_generation._check(args, settings).num_assistant_tokens == 2
 
 
