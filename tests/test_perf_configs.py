@@ -65,8 +65,8 @@ def test_files_name_what_this_version_lacks(path):
 
 @pytest.mark.parametrize("path", PLANNED, ids=named)
 def test_projections_are_what_the_planner_says(path):
-    file = PerfConfig.read(path)
-    values = command.plan(command.parser().parse_args(["--config", str(path)]), file)
+    args, file = command.parse(["--config", str(path)])
+    values = command.plan(args, file)
     assert values["label"] == "projected" and values["memory"]["fits"]
     assert file.projected == command.block(values, file)
     assert file.with_projected(file.projected) == path.read_text(encoding="utf-8")
@@ -125,6 +125,17 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypa
     assert cli.main(["generate", *argv]) == 2
     err = capsys.readouterr().err
     assert "Traceback" not in err and all(word in err for word in words)
+
+
+def test_a_plan_block_is_checked_like_flags(tmp_path, capsys):
+    path = write(tmp_path, "plan: {hardware: gaudi9}")
+    assert cli.main(["plan", "--config", str(path)]) == 2
+    assert "gaudi9" in capsys.readouterr().err
+
+
+def test_flags_given_win_over_a_plan_block():
+    args, _ = command.parse(["--config", str(PLANNED[0]), "--hardware", "this", "--batch", "4"])
+    assert (args.hardware, args.batch, args.context) == ("this", 4, 2048)
 
 
 def test_blocks_are_documented():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,13 @@ from .measure import this_machine
 from .memory import QUANTS, Job
 from .sizes import sizes
 
-_KS = list(range(1, 9))
+_KS = range(1, 9)
+# What a file says in the names of `run_generation`.
+_FLAGS = {
+    "model": "model_name_or_path",
+    "assistant_model": "assistant_model",
+    "batch": "batch_size",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,11 +38,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", "--model_name_or_path", help="target: directory or hub name")
     p.add_argument("--assistant_model", help="draft: directory or hub name")
     p.add_argument("--hardware", choices=("gaudi2", "gaudi3", "this"), help="this: measured first")
-    p.add_argument("--batch", "--batch_size", type=int, help="rows (default: 1)")
-    p.add_argument("--context", type=int, help="prompt and new tokens of a row (default: 2048)")
-    p.add_argument("--target_quant", choices=QUANTS, help="of the target's weights (default: none)")
-    p.add_argument("--draft_quant", choices=QUANTS, help="of the draft's weights (default: none)")
-    p.add_argument("--cards", type=int, help="split the target over so many (default: 1)")
+    p.add_argument("--batch", "--batch_size", type=int, default=1, help="rows (default: 1)")
+    p.add_argument("--context", type=int, default=2048, help="prompt and new tokens of a row")
+    p.add_argument("--target_quant", choices=QUANTS, default="none", help="of the target's weights")
+    p.add_argument("--draft_quant", choices=QUANTS, default="none", help="of the draft's weights")
+    p.add_argument("--cards", type=int, default=1, help="split the target over so many")
     p.add_argument(
         "--num_assistant_tokens", type=int, nargs="+", help="every K to compare (default: 1 to 8)"
     )
@@ -54,8 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Runs the command."""
-    args = parser().parse_args(argv)
-    file = PerfConfig.read(args.config) if args.config else None
+    args, file = parse(argv)
     if args.update and file is None:
         raise ConfigError("--update writes into a file: add --config FILE.")
     values = plan(args, file)
@@ -65,81 +69,74 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def parse(argv: list[str]) -> tuple[argparse.Namespace, PerfConfig | None]:
+    """Returns the arguments, those of a `--config` file before the given ones, and the file."""
+    args = parser().parse_args(argv)
+    if args.config is None:
+        return args, None
+    file = PerfConfig.read(args.config)
+    given = {name: file.flags.get(flag) for name, flag in _FLAGS.items()}
+    given |= {"context": file.settings.max_length, **file.plan}
+    first = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    first += ["--bf16"] * bool(file.flags.get("bf16"))
+    return parser().parse_args([*first, *argv]), file
+
+
 def block(values: dict[str, Any], file: PerfConfig) -> dict[str, Any]:
     """Returns what `file` should say is projected."""
-    command = f"gaudi-spec plan --config {Path('perf_configs', file.path.name)} --update"
+    command = f"gaudi-spec plan --config perf_configs/{file.path.name} --update"
     return report.block(values, file.settings.num_assistant_tokens, command)
 
 
-def plan(args: argparse.Namespace, file: PerfConfig | None) -> dict[str, Any]:
-    """Returns the plan for parsed arguments, completed by a file's.
+def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, Any]:
+    """Returns the plan for parsed arguments, with the settings of a file.
 
     Raises:
         ConfigError: An argument is missing or out of range.
     """
-    given = _merge(args, file)
     for name in ("model", "assistant_model", "hardware"):
-        if not given[name]:
-            raise ConfigError(f"--{name} is missing: name it, or a --config that does.")
+        if not getattr(args, name):
+            raise ConfigError(f"--{name} is missing: give it, or a --config that does.")
     for name in ("batch", "cards"):
-        if given[name] < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {given[name]}.")
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     settings = file.settings if file else SpecConfig()
-    ks = args.num_assistant_tokens or sorted({*_KS, settings.num_assistant_tokens})
-    if not all(1 <= k <= MAX_ASSISTANT_TOKENS for k in ks):
+    asked = args.num_assistant_tokens or [settings.num_assistant_tokens]
+    if not all(1 <= k <= MAX_ASSISTANT_TOKENS for k in asked):
         raise ConfigError(f"--num_assistant_tokens must be from 1 to {MAX_ASSISTANT_TOKENS}.")
-    target = sizes(given["model"], "target")
-    draft = sizes(given["assistant_model"], "draft")
-    most = target.positions or given["context"]
-    if not 2 <= given["context"] <= most:
+    ks = asked if args.num_assistant_tokens else sorted({*_KS, *asked})
+    target, draft = sizes(args.model, "target"), sizes(args.assistant_model, "draft")
+    most = target.positions or args.context
+    if not 2 <= args.context <= most:
         raise ConfigError(
             f"--context must be from 2 to the {most} positions of {target.name}, not "
-            f"{given['context']}."
+            f"{args.context}."
         )
-    hardware = _hardware(given, args.device)
+    hardware = _hardware(args)
     job = Job(
         target,
         draft,
-        given["batch"],
-        given["context"],
-        max(args.num_assistant_tokens or [settings.num_assistant_tokens]),
-        2 if given["bf16"] or hardware.name != "this" else 4,
-        given["target_quant"],
-        given["draft_quant"],
-        given["cards"],
+        args.batch,
+        args.context,
+        max(asked),
+        2 if args.bf16 or args.hardware != "this" else 4,
+        args.target_quant,
+        args.draft_quant,
+        args.cards,
         settings,
     )
     return report.values(job, hardware, ks)
 
 
-def _merge(args: argparse.Namespace, file: PerfConfig | None) -> dict[str, Any]:
-    """Returns each argument from the command line, else from the file, else its default."""
-    given: dict[str, Any] = {
-        "batch": 1,
-        "context": 2048,
-        "cards": 1,
-        "target_quant": "none",
-        "draft_quant": "none",
-    }
-    if file is not None:
-        flags = {"model": "model_name_or_path", "batch": "batch_size"}
-        for name in ("model", "assistant_model", "batch", "bf16"):
-            given[name] = file.flags.get(flags.get(name, name), given.get(name))
-        given |= file.plan
-        given["context"] = file.settings.max_length or given["context"]
-    names = ("model", "assistant_model", "hardware", "bf16", *given)
-    return {name: getattr(args, name, None) or given.get(name) for name in names}
-
-
-def _hardware(given: dict[str, Any], device: str) -> Hardware:
-    if given["hardware"] != "this":
-        return gaudi(given["hardware"])
-    if given["cards"] > 1:
+def _hardware(args: argparse.Namespace) -> Hardware:
+    if args.hardware != "this":
+        return gaudi(args.hardware)
+    if args.cards > 1:
         raise UnsupportedOptionError("--cards is for Gaudi; this machine is measured as one.")
-    if (given["target_quant"], given["draft_quant"]) != ("none", "none"):
+    if (args.target_quant, args.draft_quant) != ("none", "none"):
         raise UnsupportedOptionError(
             "--target_quant and --draft_quant are for Gaudi: what is measured of this machine are "
             "steps without quantization."
         )
-    dtype = torch.bfloat16 if given["bf16"] else torch.float32
-    return this_machine(get_device(device), dtype)
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    return this_machine(get_device(args.device), dtype)
