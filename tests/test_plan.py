@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,19 @@ def test_several_cards_are_within_a_quarter(name):
     for row in rows("several"):
         ours = card.step(row.layers, row.gigabytes / row.cards, cards=row.cards)
         assert abs(ours / row.milliseconds[name] - 1) < 0.26, row.model
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_document_has_the_fitted_constants(name):
+    text = (Path(__file__).parents[1] / "docs" / "planning.md").read_text(encoding="utf-8")
+    column = 2 + CARDS.index(name)
+    table = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    values = {row[1].strip(): row[column].strip() for row in table}
+    card = gaudi(name)
+    assert values["a, ms for each layer"] == f"{card.per_layer:.4f}"
+    assert values["b, ms for each GB"] == f"{card.per_gb:.3f}"
+    assert values["mean absolute error of the 17 step times"] == f"{100 * card.error:.1f} %"
+    assert values["r, µs for each further card"] == f"{1000 * card.reduce:.1f}"
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..device import Device
 from ..models.hf import HFCausalLM
+from ..models.shadow import shadow
 from .hardware import Hardware
 
 _MEGABYTES = 256  # more than any cache of a processor holds
@@ -39,7 +40,7 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
     )
     model: Any = LlamaForCausalLM(config).eval()
     model.to(place, dtype)
-    adapter = HFCausalLM(model, 1, 256)
+    adapter = HFCausalLM(device.equip(shadow(model)), 1, 256)  # with the engine's own kernels
     read = sum(p.numel() for p in model.parameters()) - 2048 * 512
     gigabytes = (read + adapter.cache.slots * 2 * 4 * 64 * _LAYERS) * dtype.itemsize / 1e9
 
