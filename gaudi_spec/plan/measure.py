@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..device import Device
+from ..models.equip import equip
 from ..models.hf import HFCausalLM
 from ..models.shadow import shadow
 from .hardware import Hardware
@@ -40,7 +41,9 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
     )
     model: Any = LlamaForCausalLM(config).eval()
     model.to(place, dtype)
-    adapter = HFCausalLM(device.equip(shadow(model)), 1, 256)  # with the engine's own kernels
+    adapter = HFCausalLM(
+        equip(shadow(model), device.kernels()), 1, 256
+    )  # with the engine's own kernels
     read = sum(p.numel() for p in model.parameters()) - 2048 * 512
     gigabytes = (read + adapter.cache.slots * 2 * 4 * 64 * _LAYERS) * dtype.itemsize / 1e9
 
