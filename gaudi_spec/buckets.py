@@ -39,3 +39,15 @@ def windows(slots: int, smallest: int | None) -> list[int]:
         sizes.append(window)
         window *= 2
     return [*sizes, slots]
+
+
+def drafts(most: int) -> list[int]:
+    """Returns the K, ascending, that a schedule can choose from: each is a graph of its own.
+
+    Powers of two and `most`; a power too near to `most` to be worth a graph is left out.
+
+    Args:
+        most: Largest K; 0 yields nothing.
+    """
+    powers = (1 << i for i in range(most.bit_length()))
+    return [*(k for k in powers if 3 * k <= 2 * most), *([most] if most else [])]

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model_name_or_path", required=True, help="target: directory or hub name")
     p.add_argument("--assistant_model", help="draft; without it decoding is plain")
-    p.add_argument("--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)")
+    p.add_argument("--num_assistant_tokens", type=int, help="K (default: chosen, up to 5)")
     p.add_argument("--system", help="system message")
     p.add_argument("--max_new_tokens", type=int, default=512, help="of each answer")
     p.add_argument("--max_length", type=int, default=2048, help="tokens of the whole chat")
@@ -49,9 +50,9 @@ class Chat:
 
     Args:
         pair: Models and tokenizer, which must have a chat template.
-        config: Settings, `max_length` among them; the checkpoint's K counts where `k` is None.
+        config: Settings, `max_length` among them.
         device: Where the models are.
-        k: Draft tokens a cycle, or None.
+        k: Draft tokens of every cycle; None lets `config` say.
         system: System message or None.
         max_new_tokens: Budget of an answer.
     """
@@ -67,12 +68,13 @@ class Chat:
     ) -> None:
         if not pair.tokenizer.chat_template:
             raise ConfigError("The target's tokenizer has no chat template: choose a chat model.")
-        wanted = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        wanted: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        if k is not None:
+            wanted["num_assistant_tokens"] = k
         options = resolve_options(
             pair.target, pair.draft, 0, None, wanted, tokenizer=pair.tokenizer
         )
-        k = options.num_assistant_tokens if k is None else k
-        config = config if k is None else config.replace(num_assistant_tokens=k)
+        config = options.drafting.apply(config, pair.draft is not None)
         self.pair, self.max_new_tokens = pair, max_new_tokens
         self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
         self._first = [{"role": "system", "content": system}] if system else []

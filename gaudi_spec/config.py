@@ -14,6 +14,9 @@ from .errors import ConfigError
 
 MAX_ASSISTANT_TOKENS = 32
 MAX_NGRAM_SIZE = 32
+DEFAULT_ASSISTANT_TOKENS = 5
+DEFAULT_CONFIDENCE = 0.4  # Transformers' own
+SCHEDULES = ("auto", "constant", "heuristic", "heuristic_transient", "confidence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,14 @@ class SpecConfig:
     """Settings that Transformers' `GenerationConfig` has no name for.
 
     Attributes:
-        num_assistant_tokens: K, the draft tokens proposed in every cycle, 1 to 32.
+        num_assistant_tokens: K, the draft tokens proposed in a cycle, 1 to 32; the most where the
+            schedule varies it. None: 5.
+        schedule: What chooses K for each cycle, see `schedule.py`: "auto" (by acceptance and
+            measured times, 0 among its choices), "constant", "heuristic", "heuristic_transient",
+            "confidence". None: "confidence" if `assistant_confidence_threshold` is given,
+            "constant" if `num_assistant_tokens` is, as in Transformers, and else "auto".
+        assistant_confidence_threshold: With the schedule "confidence", a row's proposals end with
+            the first token that the draft gave less probability than this, 0 to 1. None: 0.4.
         drafter: What proposes tokens: "model" (the draft model), "ngram" (prompt lookup, without a
             draft model), "combined" (prompt lookup, the draft model where nothing matches), or
             the name of an installed plug-in. "auto": the draft model if one is given.
@@ -55,7 +65,9 @@ class SpecConfig:
         ConfigError: A value is out of range or of the wrong type.
     """
 
-    num_assistant_tokens: int = 5
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    assistant_confidence_threshold: float | None = None
     drafter: str = "auto"
     max_matching_ngram_size: int = 2
     verifier: str = "rejection"
@@ -73,7 +85,9 @@ class SpecConfig:
     allow_untested_models: bool = False
 
     def __post_init__(self) -> None:
-        self._check_int("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)
+        if self.num_assistant_tokens is not None:
+            self._check_int("num_assistant_tokens", 1, MAX_ASSISTANT_TOKENS)
+        self._check_schedule()
         self._check_int("max_matching_ngram_size", 1, MAX_NGRAM_SIZE)
         self._check_int("length_multiple", 1, None)
         self._check_int("sync_every", 1, None)
@@ -107,11 +121,51 @@ class SpecConfig:
                 f"prefill_chunks must be ascending widths such as [16, 64, 256], not {chunks!r}."
             )
 
+    def _check_schedule(self) -> None:
+        threshold = self.assistant_confidence_threshold
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"The schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}."
+            )
+        if threshold is None:
+            return
+        if type(threshold) not in (int, float) or not 0 <= threshold <= 1:
+            raise ConfigError(
+                f"assistant_confidence_threshold must be a number from 0 to 1, not {threshold!r}."
+            )
+        if self.policy != "confidence":
+            raise ConfigError(
+                "assistant_confidence_threshold is for the schedule 'confidence', not "
+                f"{self.policy!r}: give one of them."
+            )
+
     def _check_int(self, name: str, least: int, most: int | None) -> None:
         value = getattr(self, name)
         if type(value) is not int or value < least or (most is not None and value > most):
             span = f"from {least} to {most}" if most else f"of at least {least}"
             raise ConfigError(f"{name} must be a whole number {span}, not {value!r}.")
+
+    @property
+    def most_drafts(self) -> int:
+        """The largest K that is ever drafted."""
+        return self.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
+
+    @property
+    def policy(self) -> str:
+        """The schedule's name, where it is left open too."""
+        if self.schedule is not None:
+            return self.schedule
+        if self.assistant_confidence_threshold is not None:
+            return "confidence"
+        return "auto" if self.num_assistant_tokens is None else "constant"
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability that cuts proposals, or None where nothing does."""
+        if self.policy != "confidence":
+            return None
+        given = self.assistant_confidence_threshold
+        return DEFAULT_CONFIDENCE if given is None else given
 
     def captures(self, by_default: bool) -> bool:
         """Returns whether graphs are captured on a device that does so `by_default` or not."""

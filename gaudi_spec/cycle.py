@@ -16,6 +16,8 @@ from .sampling import noise
 from .sampling.rules import Rules
 from .state import State
 
+FACTS = 5  # numbers in front of the tokens of a packed outcome
+
 
 class RowOutcome(NamedTuple):
     """What one cycle did to one row, as read by the host.
@@ -39,6 +41,11 @@ class RowOutcome(NamedTuple):
     n_unsound: int
     tokens: list[int]
     vectors: torch.Tensor | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a proposal was tested and rejected; one behind the end of text was not."""
+        return self.n_accepted < min(self.n_proposed, self.n_emitted)
 
     def cut(self, count: int) -> RowOutcome:
         """Returns the outcome of a row that ended after `count` of these tokens."""
@@ -179,7 +186,8 @@ def unpack(packed: torch.Tensor, kept: torch.Tensor | None = None) -> list[list[
         kept: What it kept, if it did; then N is 1.
     """
     cycles = [
-        [RowOutcome(*row[:5], row[5 : 5 + row[0]]) for row in rows] for rows in packed.tolist()
+        [RowOutcome(*row[:FACTS], row[FACTS : FACTS + row[0]]) for row in rows]
+        for rows in packed.tolist()
     ]
     if kept is not None:
         kept = kept.to("cpu", copy=True)

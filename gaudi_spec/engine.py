@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from .models.support import TESTED_FAMILIES, check_supported, max_positions, voc
 from .request import Request, admit
 from .runtime import Runtime
 from .sampling.options import Sampling
-from .schedule import Constant, Schedule
+from .schedule import Schedule, schedule_of
 
 
 class SpeculativeEngine:
@@ -74,6 +74,7 @@ class SpeculativeEngine:
             if model.config.model_type not in TESTED_FAMILIES:
                 self_check(model)
         self._models = (target, draft)
+        self._schedule = schedule_of(self.config)  # what it learns in one call serves the next
         self.lock = threading.RLock()
         self._turn = 0
         self._prints: tuple[int, ...] = ()
@@ -122,7 +123,7 @@ class SpeculativeEngine:
             eos_token_ids: Ids that end a row, or one id; the end token itself is returned.
             min_new_tokens: New tokens before which no end token may be chosen.
             sampling: How tokens are chosen; None is greedy.
-            schedule: Picks K; None means `config.num_assistant_tokens` always.
+            schedule: Picks K; None means as `config` says.
             step: Watches every decoding step and may end rows, see `Ledger` and `Steps`.
             reuse: Keep the cache entries of what each prompt shares with the text that its row
                 had in the call before, as in the next turn of a chat. Only sound if no weight was
@@ -161,8 +162,9 @@ class SpeculativeEngine:
     ) -> Iterator[tuple[list[list[RowOutcome]], list[TokenEvent]]]:
         """Yields what `Flow.advance` returns until all rows are done."""
         begin = time.perf_counter()
-        schedule = schedule or Constant(self.config.num_assistant_tokens)
+        schedule = schedule or self._schedule
         with self.lock:
+            schedule.begin()
             request = self._admit(given, schedule.sizes)
             self._turn += 1
             turn = self._turn
@@ -192,10 +194,10 @@ class SpeculativeEngine:
         """
         like = Request([], [], 0, [], sampling or Sampling())
         with self.lock:
-            self._build(batch, length, frozenset({self.config.num_assistant_tokens}))
-            self.runtime.warm_up({self.config.num_assistant_tokens}, quiet, like)
+            self._build(batch, length, self._schedule.sizes)
+            self.runtime.warm_up(set(self._schedule.sizes), quiet, like)
 
-    def _admit(self, given: tuple, sizes: frozenset[int]) -> Request:
+    def _admit(self, given: tuple, sizes: Collection[int]) -> Request:
         """Checks a request and builds or grows the buffers for it, and graphs for its rules."""
         target = self._models[0]
         limits = (self.config.max_length, max_positions(target.config))
@@ -211,10 +213,10 @@ class SpeculativeEngine:
             )
         self._build(len(request.prompts), request.longest, sizes)
         if not self.runtime.knows(request):
-            self.runtime.warm_up({*sizes, self.config.num_assistant_tokens}, False, request)
+            self.runtime.warm_up({*sizes, *self._schedule.sizes}, False, request)
         return request
 
-    def _build(self, batch: int, length: int, sizes: frozenset[int]) -> None:
+    def _build(self, batch: int, length: int, sizes: Collection[int]) -> None:
         """Allocates caches and state for `batch` rows of `length` tokens, unless they suffice.
 
         They do not if a model was changed since, other than by writing into its tensors.
@@ -237,5 +239,5 @@ class SpeculativeEngine:
         target, draft = self._models
         slots = self.config.max_length or round_up(length, self.config.length_multiple)
         slots = min(slots, max_positions(target.config) or slots)
-        widest = max(*sizes, self.config.num_assistant_tokens)
+        widest = max(*sizes, self.config.most_drafts)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)

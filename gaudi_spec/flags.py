@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .config import SCHEDULES
 from .device import DEVICES
 from .helptext import HelpFormatter
 
@@ -68,7 +69,23 @@ def parser() -> argparse.ArgumentParser:
         help="cut prompts to this many tokens (0 or less: use them whole)",
     )
     text.add_argument(
-        "--num_assistant_tokens", type=int, help="K, draft tokens a cycle (default: 5)"
+        "--num_assistant_tokens",
+        type=int,
+        help="K, draft tokens a cycle; with a schedule, the largest K (default: K is chosen from "
+        "measured times and acceptance, up to 5)",
+    )
+    text.add_argument(
+        "--num_assistant_tokens_schedule",
+        choices=SCHEDULES,
+        help="how K is chosen: auto, the fastest by measured times and acceptance, 0 being plain "
+        "decoding (default); constant (default if --num_assistant_tokens is given); heuristic and "
+        "heuristic_transient, Transformers' +2 or -1; confidence, by the draft's own probabilities",
+    )
+    text.add_argument(
+        "--assistant_confidence_threshold",
+        type=float,
+        help="with the schedule confidence: the first token that the draft gives less probability "
+        "is the last proposed (default: 0.4)",
     )
     text.add_argument(
         "--prompt_lookup_num_tokens",

@@ -47,7 +47,8 @@ class Flow:
         self.report = Report(emitted=[0] * count, finish_reasons=["length"] * count)
         self._ledger = Ledger(self.report, count, step)
         self._watched = step is not None
-        self._every = 1 if step is not None or config.keep_logits else config.sync_every
+        reads = step is not None or config.keep_logits or config.confidence is not None
+        self._every = 1 if reads else config.sync_every
         spare = [1] * (runtime.state.batch - count)  # rows without a prompt are done from the start
         lengths = [len(prompt) for prompt in request.prompts]
         limits = [n + budget for n, budget in zip(lengths, request.budgets)]
@@ -82,30 +83,46 @@ class Flow:
             The outcome of each cycle that did something, and the tokens that can be handed out.
         """
         rows, runtime = self.rows, self.runtime
-        k = self.schedule.choose(self.report.cycles)
-        if k not in self.schedule.sizes and k != 0:
-            raise ConfigError(f"The schedule chose K = {k}, which is not among its sizes.")
-        k = self._usable(k)
+        k = self._usable(self._choose())
         outcomes, events = [], []
-        for outcome in self._cycles(k):
+        results, verified, seconds = self._cycles(k)
+        for outcome in results:
             if not rows.live:
                 break
             self._check(outcome)
+            self.schedule.learn(k, [outcome[row] for row in rows.live], seconds)
             for row, facts in enumerate(outcome):
                 rows.lengths[row] += facts.n_emitted
                 runtime.held[row] += facts.tokens
             rows.done = [facts.done > 0 or done for facts, done in zip(outcome, rows.done)]
-            self.report.add_cycle()
+            self.report.add_cycle(verified)
             settled, excess = self._ledger.add(outcome)
             self._roll_back(excess)
             if k:
                 runtime.drafter.committed(rows.lengths, k)
             if self.report.first_token_seconds is None:
                 self.report.first_token_seconds = time.perf_counter() - self._begin
-            runtime.tell(self.report)
+            self._tell()
             outcomes.append(outcome[: rows.count])
             events += settled
         return outcomes, events
+
+    def _choose(self) -> int:
+        """Returns the K that the schedule chooses."""
+        rows = self.rows
+        costs = self.runtime.costs(rows.lengths, [not done for done in rows.done])
+        self.report.step_seconds = dict(costs.seconds)
+        k = self.schedule.choose(self.report.cycles, costs)
+        if k not in self.schedule.sizes and k != 0:
+            raise ConfigError(f"The schedule chose K = {k}, which is not among its sizes.")
+        return k
+
+    def _tell(self) -> None:
+        """Writes what is counted elsewhere into the report."""
+        self.runtime.tell(self.report)
+        if self.runtime.drafter is not None:
+            self.report.schedule = self.schedule.name
+            self.report.schedule_reason = self.schedule.reason
 
     def _roll_back(self, excess: dict[int, int]) -> None:
         """Ends rows, taking back what they have gone too far: both caches hide it at once."""
@@ -133,27 +150,40 @@ class Flow:
                 "different.",
                 stacklevel=5,
             )
-        usable = (rows.left(r) > 1 for r in rows.live if r not in outside)
-        return k if any(usable) else 0
+        usable = max((rows.left(r) - 1 for r in rows.live if r not in outside), default=0)
+        return min(n for n in (0, k, *self.schedule.sizes) if n >= min(k, usable))
 
-    def _cycles(self, k: int) -> list[list[RowOutcome]]:
-        """Runs cycles until the host reads: one, or up to `sync_every` of the same K."""
+    def _cycles(self, k: int) -> tuple[list[list[RowOutcome]], int, float]:
+        """Runs cycles until the host reads: one, or up to `sync_every` of the same K.
+
+        Returns:
+            What each did, the K that was verified, and the seconds of one.
+        """
         rows, runtime = self.rows, self.runtime
         longest = max(rows.left(r) for r in rows.live)
         count = max(1, min(self._every, longest // (k + 1)))
         alive = [not done for done in rows.done]
+        window = runtime.window(max(rows.lengths[r] for r in rows.live))
+        start = time.perf_counter()
+        if k:
+            runtime.catch_up(rows.lengths, alive)
+        begin, built = time.perf_counter(), runtime.graphs.facts.built
         results = []
         for i in range(count):
             result = runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
             results.append(result.clone() if count > 1 else result)
-        begin = time.perf_counter()
+        verified = result.shape[1] - cycle.FACTS - 1
+        read = time.perf_counter()
         outcomes = cycle.unpack(
-            torch.stack(results) if count > 1 else result[None], runtime.blocks.kept(k)
+            torch.stack(results) if count > 1 else result[None], runtime.blocks.kept(verified)
         )
-        self.report.host_reads += 2 if self.config.keep_logits else 1
+        end = time.perf_counter()
+        self.report.host_reads += 1 + self.config.keep_logits + (runtime.trims and k > 0)
         last = "cycle" if "cycle" in runtime.seconds else "verify"
-        runtime.seconds[last] += time.perf_counter() - begin
-        return outcomes
+        runtime.seconds[last] += end - read
+        if built == runtime.graphs.facts.built:  # a first use takes longer
+            runtime.times.add(k, (end - begin) / count, window, runtime.state.rules.structure)
+        return outcomes, verified, (end - start) / count
 
     def _check(self, outcome: list[RowOutcome]) -> None:
         """Stops on unsound logits."""

@@ -28,7 +28,8 @@ class Key(NamedTuple):
 
     Attributes:
         role: "fill target", "fill draft", "cycle", or "draft" and "verify" of a split cycle; where
-            the host decides, "score" and "commit" stand for "verify".
+            the host decides, "score" and "commit" stand for "verify". "verify of 5" verifies fewer
+            than the 5 that were drafted.
         batch: B.
         width: K of a cycle, tokens of a fill.
         window: Slots that attention reads.
@@ -63,6 +64,11 @@ class GraphFacts:
     after_warmup: int = 0
     hits: int = 0
     seconds: float = 0.0
+
+    @property
+    def built(self) -> int:
+        """Graphs built, at any time."""
+        return self.warmup + self.after_warmup
 
 
 class GraphRunner:
@@ -112,7 +118,8 @@ class GraphRunner:
     def warm_up(self, jobs: Iterable[tuple[Key, Work]], quiet: bool) -> None:
         """Builds all graphs, showing which one and how many are left, and closes the set."""
         self._closed = False
-        jobs = [(key, work) for key, work in jobs if key not in self._graphs]
+        new = {key: work for key, work in jobs if key not in self._graphs}
+        jobs = list(new.items())
         with tqdm(jobs, desc="build", unit="graph", **({"disable": True} if quiet else {})) as bar:
             for key, work in bar:
                 bar.set_postfix_str(str(key))

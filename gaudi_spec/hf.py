@@ -17,7 +17,7 @@ from .engine import SpeculativeEngine
 from .errors import ConfigError, InputError
 from .metrics import Report
 from .models.support import check_supported
-from .options import Options, infer_attention_mask, resolve_options, unsupported, with_drafts
+from .options import Options, infer_attention_mask, resolve_options, unsupported
 from .outputs import Collected, KeptCaches, result
 from .stopping import Steps
 from .streaming import BatchStreamer, check_streamer
@@ -56,8 +56,8 @@ def generate(
         input_ids: `[B, W]` integer token ids, padded on either side.
         assistant_model: The draft, over the same tokenizer; None decodes plainly through the same
             static path, or by prompt lookup. May be `model` itself.
-        num_assistant_tokens: K, 1 to 32. None: from `generation_config`, the draft's generation
-            config, or `spec_config`.
+        num_assistant_tokens: K of every cycle, 1 to 32. None, also in `generation_config` and
+            `spec_config`: K is chosen for every cycle, see `SpecConfig.schedule`.
         generation_config: A `GenerationConfig`; its fields count as in Transformers.
         streamer: A `BatchStreamer`, or a streamer of Transformers: it gets the prompt, then every
             step's tokens. `end` is called once, and as in Transformers not after an error.
@@ -69,7 +69,8 @@ def generate(
         **generate_kwargs: Any other argument of `model.generate`: `attention_mask` (`[B, W]`, 0 at
             padding; without it pads are inferred by Transformers' rule), `max_new_tokens`,
             `max_length`, `eos_token_id`, `do_sample`, `stop_strings`, `output_scores`, ...
-            `prompt_lookup_num_tokens` (which is K then) drafts by prompt lookup, and beside an
+            `num_assistant_tokens_schedule` names another schedule, then `num_assistant_tokens` is
+            the largest K. `prompt_lookup_num_tokens` (the largest K) drafts by it, and beside an
             `assistant_model` by both: look-up first, the model where nothing matches;
             `max_matching_ngram_size` is its longest n-gram. And some that it has not: `seed` (one,
             or one a row) or `generator` (gives one number) fix the noise, else `torch.manual_seed`
@@ -197,13 +198,7 @@ def _config(
         raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
     if options.return_dict and (options.output_scores or options.output_logits):
         config = config.replace(keep_logits=True)
-    config = with_drafts(
-        config,
-        draft is not None,
-        options.num_assistant_tokens if num_assistant_tokens is None else num_assistant_tokens,
-        options.prompt_lookup_num_tokens,
-        options.max_matching_ngram_size,
-    )
+    config = options.drafting.apply(config, draft is not None)
     if num_assistant_tokens is not None and pick(config.drafter, draft is not None) is None:
         warnings.warn(
             "num_assistant_tokens has no effect here: there is no assistant_model.",

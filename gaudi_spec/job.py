@@ -15,13 +15,14 @@ from .device import Device
 from .engine import SpeculativeEngine
 from .errors import ConfigError
 from .loading import Pair
-from .options import Options, resolve_options, with_drafts
+from .options import Options, resolve_options
 from .sampling.options import Sampling
 from .stopping import Steps
 from .streaming import TextDecoder
 
 # Flags that go to the generation options as they are.
 _FLAGS = """do_sample temperature top_k top_p min_p repetition_penalty no_repeat_ngram_size
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
     prompt_lookup_num_tokens max_matching_ngram_size num_return_sequences""".split()
 
 
@@ -31,7 +32,7 @@ class Job:
     Args:
         args: As parsed by `flags.parser`.
         pair: The loaded models.
-        config: Settings; the checkpoint's K counts where no flag gives one.
+        config: Settings.
         device: Where the models are.
         sentences: One prompt a row.
     """
@@ -51,13 +52,7 @@ class Job:
         self.prompts = [p for p in self.prompts for _ in range(options.num_return_sequences)]
         self.eos = () if args.ignore_eos else options.eos_token_ids
         self.sampling = options.sampling
-        config = with_drafts(
-            config,
-            pair.draft is not None,
-            args.num_assistant_tokens or options.num_assistant_tokens,
-            options.prompt_lookup_num_tokens,
-            options.max_matching_ngram_size,
-        )
+        config = options.drafting.apply(config, pair.draft is not None)
         self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
         self.plain = None
         if args.compare_baseline:

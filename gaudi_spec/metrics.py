@@ -21,6 +21,11 @@ class Report:
 
     Attributes:
         drafter: Name of the drafter, or None where decoding was plain by request.
+        schedule: Name of what chose K, or None where nothing could be drafted.
+        schedule_reason: Why it chose the last K, where it says so.
+        k_trace: `[K, cycles]` for each run of cycles that verified K drafts; 0 is plain decoding.
+        step_seconds: Wall time of a cycle by K, drafting and host read included: the running
+            medians of what was measured.
         cycles: Verifications, each one forward of the target over the whole batch.
         host_reads: Times the host read what cycles did.
         drafts: Rows x cycles in which at least one proposal counted.
@@ -43,6 +48,10 @@ class Report:
     """
 
     drafter: str | None = None
+    schedule: str | None = None
+    schedule_reason: str = ""
+    k_trace: list[list[int]] = field(default_factory=list)
+    step_seconds: dict[int, float] = field(default_factory=dict)
     cycles: int = 0
     host_reads: int = 0
     drafts: int = 0
@@ -62,8 +71,11 @@ class Report:
     draft_shapes: int = 0
     graphs: GraphFacts = field(default_factory=GraphFacts)
 
-    def add_cycle(self) -> None:
-        """Counts one verification."""
+    def add_cycle(self, k: int) -> None:
+        """Counts one verification of k drafts."""
+        if not self.k_trace or self.k_trace[-1][0] != k:
+            self.k_trace.append([k, 0])
+        self.k_trace[-1][1] += 1
         self.cycles += 1
         self.target_forwards += 1
 
@@ -116,6 +128,10 @@ class Report:
         """Returns plain values for JSON."""
         return {
             "drafter": self.drafter,
+            "schedule": self.schedule,
+            "schedule_reason": self.schedule_reason,
+            "k_trace": [list(run) for run in self.k_trace],
+            "step_seconds": {str(k): s for k, s in sorted(self.step_seconds.items())},
             "cycles": self.cycles,
             "host_reads": self.host_reads,
             "proposed": self.proposed,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
-from .config import MAX_ASSISTANT_TOKENS, SpecConfig
 from .decoding import ARGUMENTS, PROCESSORS, WARPERS, check_kinds, to_sampling
+from .drafting import Drafting
 from .errors import ConfigError, InputError, UnsupportedOptionError
 from .request import token_ids
 from .sampling.options import Sampling
@@ -22,7 +22,8 @@ from .stopping import Criterion, gather_criteria
 
 _HONOURED = frozenset(
     """max_new_tokens max_length min_new_tokens min_length eos_token_id pad_token_id use_cache
-    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size stop_strings max_time
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    prompt_lookup_num_tokens max_matching_ngram_size stop_strings max_time
     num_return_sequences return_dict_in_generate output_scores output_logits do_sample""".split()
     + WARPERS
     + PROCESSORS
@@ -38,11 +39,9 @@ _INERT = frozenset(
 # Values, besides None, False and the default, that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_implementation": ("static", "dynamic", "hybrid"),  # our caches are static already
-    "num_assistant_tokens_schedule": ("constant",),
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "penalty_alpha": (0, 0.0),
-    "assistant_confidence_threshold": (0.4,),  # Transformers' default; K is fixed here
     "guidance_scale": (1, 1.0),
     "diversity_penalty": (0, 0.0),
 }
@@ -57,9 +56,7 @@ class Options:
         min_new_tokens: New tokens before which no end token may come.
         eos_token_ids: Any of them ends a row.
         pad_token_id: Fills finished rows; None if nothing can need it.
-        num_assistant_tokens: K, or None where neither the call nor a model sets it.
-        prompt_lookup_num_tokens: K of prompt lookup; None if it is not asked for.
-        max_matching_ngram_size: See `SpecConfig`, or None.
+        drafting: What is said about drafts.
         sampling: How tokens are chosen.
         criteria: What else ends a row, called in this order.
         num_return_sequences: Texts for each prompt.
@@ -72,9 +69,7 @@ class Options:
     min_new_tokens: int
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
-    num_assistant_tokens: int | None
-    prompt_lookup_num_tokens: int | None
-    max_matching_ngram_size: int | None
+    drafting: Drafting
     sampling: Sampling
     criteria: tuple[Criterion, ...] = ()
     num_return_sequences: int = 1
@@ -97,7 +92,7 @@ def resolve_options(
 
     Args:
         model: The target; its `generation_config` supplies what the call leaves open.
-        assistant_model: The draft or None; only its `num_assistant_tokens` is read.
+        assistant_model: The draft or None; its generation config may say something about K.
         width: Width of `input_ids`, padding included, which `max_length` counts.
         generation_config: The caller's config or None; it is not changed.
         kwargs: The caller's other keyword arguments.
@@ -112,7 +107,8 @@ def resolve_options(
         raise ConfigError(f"generation_config must be a GenerationConfig: {generation_config!r}.")
     _check_budget(kwargs.get("max_new_tokens"))
     check_kinds(kwargs)
-    kwargs = dict(kwargs)
+    given, kwargs = kwargs, dict(kwargs)
+    kwargs.pop("num_assistant_tokens_schedule", None)  # Transformers has not all of ours
     ours = {name: kwargs.pop(name, None) for name in ARGUMENTS}
     try:
         config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
@@ -148,9 +144,7 @@ def resolve_options(
         min_new_tokens=min(least, budget),
         eos_token_ids=eos,
         pad_token_id=pad[0] if pad else None,
-        num_assistant_tokens=_num_assistant_tokens(config, assistant_model),
-        prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
-        max_matching_ngram_size=config.max_matching_ngram_size,
+        drafting=Drafting.read(config, given, assistant_model),
         sampling=to_sampling(model, config, ours),
         criteria=criteria,
         num_return_sequences=several,
@@ -158,48 +152,6 @@ def resolve_options(
         output_scores=bool(config.output_scores),
         output_logits=bool(config.output_logits),
     )
-
-
-def with_drafts(
-    config: SpecConfig,
-    has_draft: bool,
-    num_assistant_tokens: int | None,
-    prompt_lookup_num_tokens: int | None,
-    max_matching_ngram_size: int | None,
-) -> SpecConfig:
-    """Returns `config` with what a call says about drafts; None leaves a setting as it is.
-
-    Prompt lookup beside a draft model is the drafter "combined", where Transformers would leave
-    the model unused.
-
-    Raises:
-        ConfigError: A value is out of range, or two of them contradict each other.
-    """
-    k, lookup = num_assistant_tokens, prompt_lookup_num_tokens
-    changes: dict[str, Any] = {}
-    if lookup is not None:
-        if type(lookup) is not int or not 1 <= lookup <= MAX_ASSISTANT_TOKENS:
-            raise ConfigError(
-                "prompt_lookup_num_tokens must be a whole number from 1 to "
-                f"{MAX_ASSISTANT_TOKENS}, not {lookup!r}."
-            )
-        if k not in (None, lookup):
-            raise ConfigError(
-                f"num_assistant_tokens={k} and prompt_lookup_num_tokens={lookup} contradict each "
-                "other, since all drafts of a cycle have one length: give one of them."
-            )
-        drafter = "combined" if has_draft else "ngram"
-        if config.drafter not in ("auto", drafter):
-            raise ConfigError(
-                f"prompt_lookup_num_tokens asks for the drafter {drafter!r}, the settings for "
-                f"{config.drafter!r}: give one of them."
-            )
-        k, changes["drafter"] = lookup, drafter
-    if k is not None:
-        changes["num_assistant_tokens"] = k
-    if max_matching_ngram_size is not None:
-        changes["max_matching_ngram_size"] = max_matching_ngram_size
-    return config.replace(**changes)
 
 
 def infer_attention_mask(input_ids: torch.Tensor, options: Options) -> torch.Tensor:
@@ -266,12 +218,3 @@ def _budget(model, width, config, given, kwargs) -> int:
 def _check_budget(budget: Any) -> None:
     if isinstance(budget, (bool, str)) or (isinstance(budget, (int, float)) and budget < 1):
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {budget!r}.")
-
-
-def _num_assistant_tokens(config: GenerationConfig, assistant_model: Any) -> int | None:
-    unset = (None, 20)  # Transformers' default says nothing about what the caller wants
-    draft_config = getattr(assistant_model, "generation_config", None)
-    # Prompt lookup brings a K of its own, which the draft's default does not contradict.
-    sources = (config,) if config.prompt_lookup_num_tokens is not None else (config, draft_config)
-    values = (getattr(source, "num_assistant_tokens", None) for source in sources)
-    return next((value for value in values if value not in unset), None)

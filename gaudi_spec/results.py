@@ -8,6 +8,7 @@ import platform
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def speculation_block(run: Run, baseline: Run | None) -> str:
         f"Acceptance rate                     = {share}",
         f"Acceptance rate by position         = {positions}",
         "Mean acceptance length              = " + (f"{length:.2f}" if length else "n/a"),
+        *_schedule(report),
         f"Time                                = {phases}",
         f"Distinct shapes (target, draft)     = {report.target_shapes}, {report.draft_shapes}",
     ]
@@ -125,6 +127,18 @@ def speculation_block(run: Run, baseline: Run | None) -> str:
     if baseline is not None:
         lines.append(f"Speed-up over plain decoding        = {speedup(run, baseline):.2f}x")
     return "\n".join(lines)
+
+
+def _schedule(report: Report) -> list[str]:
+    """Returns how many cycles had which K, and why, if anything was to be chosen."""
+    if report.schedule in (None, "constant"):
+        return []
+    counts: Counter[int] = Counter()
+    for k, cycles in report.k_trace:
+        counts[k] += cycles
+    chosen = ", ".join(f"K = {k} in {counts[k]}" for k in sorted(counts))
+    lines = [f"{'Cycles by K (' + report.schedule + ')':35} = {chosen}"]
+    return lines + [f"{'Schedule':35} = {report.schedule_reason}"] * bool(report.schedule_reason)
 
 
 def speedup(run: Run, baseline: Run) -> float:

@@ -19,12 +19,12 @@ from . import checker, results
 from .config import SpecConfig
 from .device import get_device, keep_compiled
 from .drafters.registry import pick
+from .drafting import Drafting
 from .errors import ConfigError, InputError
 from .flags import DEFAULT_PROMPTS, parser
 from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
-from .options import with_drafts
 from .perf_config import PerfConfig
 from .sampling.options import Sampling
 
@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
     each = args.num_return_sequences
     texts = [flat[i : i + each] for i in range(0, len(flat), each)]
     values = results.results(run, baseline, sentences, texts, device)
+    values["warmup_iterations"] = args.warmup
     comparable = baseline is not None and job.reproducible
     values["texts_equal_baseline"] = job.equal(outputs) if comparable else None
     if args.output_dir:  # before anything is printed: a closed pipe must not lose it
@@ -94,13 +95,14 @@ def _check(args: argparse.Namespace, config: SpecConfig) -> SpecConfig:
         raise InputError("--prompt was given without any text.")
     if args.output_dir:
         results.check_output_dir(args.output_dir)
-    config = with_drafts(
-        config,
-        bool(args.assistant_model),
+    drafting = Drafting(
         args.num_assistant_tokens,
+        args.num_assistant_tokens_schedule,
+        args.assistant_confidence_threshold,
         args.prompt_lookup_num_tokens,
         args.max_matching_ngram_size,
     )
+    config = drafting.apply(config, bool(args.assistant_model))
     drafter = pick(config.drafter, bool(args.assistant_model))
     if args.max_matching_ngram_size is not None and config.drafter in ("auto", "model"):
         raise ConfigError(
@@ -191,14 +193,20 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     sizes = f"target {args.model_name_or_path} ({_millions(job.pair.target)})"
     if job.pair.draft is not None:
         sizes += f", draft {args.assistant_model} ({_millions(job.pair.draft)})"
-    drafter = f"drafter {run.reports[-1].drafter or 'none'}"
-    print(f"{sizes}, {drafter}, K={job.engine.config.num_assistant_tokens}, {device.describe()}")
+    report, settings = run.reports[-1], job.engine.config
+    drafter = f"drafter {report.drafter or 'none'}"
+    if report.schedule is not None:
+        most = "" if report.schedule == "constant" else "up to "
+        drafter += f", {report.schedule}, K {most}{settings.most_drafts}"
+    print(f"{sizes}, {drafter}, {device.describe()}")
     print("\nInput/outputs:")
     for i, (sentence, text) in enumerate(zip(sentences, texts), 1):
         print(f"input {i}: {(sentence,)}")
         for j, part in enumerate(text, 1):
             print(f"output {i}.{j}: {(part,)}")
         print()
+    if not args.warmup:
+        print("There was no warm-up (--warmup 0): the first iteration is slower and is counted.")
     print(results.stats_block(run, device, job.warmup_seconds))
     print(results.speculation_block(run, baseline))
     if baseline is not None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import cycle, host
+from . import cycle
 from .blocks import Blocks
-from .buckets import chunks, windows
+from .buckets import chunks, drafts, windows
 from .config import SpecConfig
 from .device import Device
-from .drafters.base import Context, Drafter, Hosted, Proposal
+from .drafters.base import Context, Drafter, Hosted
 from .drafters.registry import pick
 from .graphs import GraphRunner, Key, Work
 from .metrics import Report
@@ -30,10 +31,15 @@ from .models.experts import use_static_experts
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
 from .models.support import max_positions
+from .parts import Parts
 from .request import Request
 from .sampling.options import Sampling
 from .sampling.rules import Structure
+from .schedule import Costs
 from .state import State
+from .timing import StepTimes
+
+_TIMED = 3  # cycles of each K that are measured after the warm-up
 
 
 class Runtime:
@@ -53,6 +59,9 @@ class Runtime:
         captures: Whether work is captured as graphs here.
         graphs: The graph runner with its counts.
         seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
+        trims: Whether proposals are cut by their confidence, so that the host chooses the width of
+            the verification.
+        times: What cycles have taken.
         prefill_forwards: Target calls made by `prefill` since `reset`.
         warned_room: Whether a caller was told that rows have outgrown the draft.
         held: Tokens of each row whose cache entries are sound, all but the last one's.
@@ -85,9 +94,13 @@ class Runtime:
         kind = pick(config.drafter, draft is not None)
         if kind is not None:
             self.drafter = kind(Context(config, self.target, draft, batch, slots, self._host))
-        self._fused = self.captures and config.fuse_cycle
+        self.trims = config.confidence is not None and self.drafter is not None
+        self._fused = self.captures and config.fuse_cycle and not self.trims
         self._windows = windows(slots, config.bucket_size)
         self.blocks = Blocks(batch, self.target.vocab_size, device.torch_device, config.keep_logits)
+        self.parts = Parts(self.state, self.target, self.drafter, self.blocks, self._fused)
+        self.times = StepTimes()
+        self._fill_seconds = 0.0  # of one token of catching up
         self._built: set[tuple[Structure, bool]] = set()
         self.warned_room = False
         self.held: list[list[int]] = [[] for _ in range(batch)]
@@ -143,34 +156,58 @@ class Runtime:
             offset += width
         self.device.synchronize()
 
+    def window(self, need: int) -> int:
+        """Returns the smallest attention window that covers `need` slots."""
+        return next((w for w in self._windows if w >= need), self._windows[-1])
+
+    def costs(self, lengths: list[int], live: list[bool]) -> Costs:
+        """Returns what is known of time for the next cycle of these rows."""
+        window = self.window(max(n for n, alive in zip(lengths, live) if alive))
+        behind = 0 if self.drafter is None else self.drafter.behind(lengths, live)
+        seconds = self.times.at(window, self.state.rules.structure)
+        return Costs(seconds, behind * self._fill_seconds)
+
+    @torch.no_grad()
+    def catch_up(self, lengths: list[int], live: list[bool]) -> None:
+        """Makes the drafter's cache cover what was committed without it."""
+        assert self.drafter is not None
+        begin, behind = time.perf_counter(), self.drafter.behind(lengths, live)
+        self.drafter.catch_up(self.state, lengths, live)
+        if behind:
+            self.device.synchronize()
+            self._fill_seconds = (time.perf_counter() - begin) / behind
+        self.seconds["cycle" if self._fused else "draft"] += time.perf_counter() - begin
+
     @torch.no_grad()
     def cycle(self, k: int, lengths: list[int], live: list[bool], ahead: int = 0) -> torch.Tensor:
         """Runs one cycle.
 
         Args:
-            k: Draft tokens; 0 decodes plainly.
+            k: Draft tokens; 0 decodes plainly. The drafter has caught up.
             lengths: The host's copy of each row's length, `ahead` tokens old at most.
             live: Rows that still generate.
             ahead: Tokens that rows may have gained since.
 
         Returns:
-            The packed outcome, see `cycle.check`; overwritten by the next cycle.
+            The packed outcome, see `cycle.check`; overwritten by the next cycle. Its K is smaller
+            where confidence has left no row more to verify.
         """
-        begin = time.perf_counter()
-        if k and self.drafter is not None and not ahead:
-            self.drafter.catch_up(self.state, lengths, live)
-        need = max(n for n, alive in zip(lengths, live) if alive) + ahead + k
-        window = next((w for w in self._windows if w >= need), self._windows[-1])
+        window = self.window(max(n for n, alive in zip(lengths, live) if alive) + ahead + k)
+        todo = self.parts.of(k, k, window)
         packed = None
-        for role, work in self._cycle_work(k, window):
-            start, begin = begin, time.perf_counter()
+        while todo:
+            role, width, work = todo.pop(0)
+            begin = time.perf_counter()
             if role == "host":
                 work()
             else:
-                packed = self.graphs.run(self._cycle_key(role, k, window), work)
+                packed = self.graphs.run(self._cycle_key(role, k, width, window), work)
             self.device.border()
-            self.seconds[role] = self.seconds.get(role, 0.0) + time.perf_counter() - start
-            begin = time.perf_counter()
+            if role == "draft" and self.trims and k:
+                assert packed is not None
+                most = int(packed)  # waits for the draft
+                todo = self.parts.of(k, next(n for n in (0, *drafts(k)) if n >= most), window)[1:]
+            self.seconds[role] = self.seconds.get(role, 0.0) + time.perf_counter() - begin
         return packed
 
     @torch.no_grad()
@@ -185,11 +222,23 @@ class Runtime:
         rows, budget = self.state.batch, self.state.slots - 2
         ends, sampling = (like.eos_token_ids, like.sampling) if like else ((), Sampling())
         sampling = dataclasses.replace(sampling, seed=0)
-        prompt = torch.zeros(2, dtype=torch.long)
-        self.state.reset([prompt] * rows, [budget] * rows, 0, ends, sampling)
+        prompts = [torch.zeros(2, dtype=torch.long)] * rows
+        self.state.reset(prompts, [budget] * rows, 0, ends, sampling)
         self.held = [[] for _ in self.held]
         self.graphs.warm_up(self._jobs(sizes), quiet)
         self._built.add((self.state.rules.structure, sampling.on_host))
+        if self.config.policy == "auto" and self.drafter is not None:
+            self.state.reset(prompts, [budget] * rows, 0, ends, sampling)
+            self._time(sizes)
+
+    def _time(self, sizes: set[int]) -> None:
+        """Measures a cycle of each K, so that none has to be tried for that."""
+        rows = self.state.batch
+        for k in sorted({0, *sizes}) * _TIMED:
+            begin = time.perf_counter()
+            self.cycle(k, [2] * rows, [True] * rows).tolist()
+            seconds = time.perf_counter() - begin
+            self.times.add(k, seconds, self.window(2), self.state.rules.structure)
 
     def knows(self, request: Request) -> bool:
         """Returns whether no graph has to be built for the rules of `request`."""
@@ -202,55 +251,15 @@ class Runtime:
             for width in self.config.prefill_chunks:
                 yield self._fill_key(role, width, model), self._fill_work(model, width)
         for k in sorted({0, *sizes} if self.drafter is not None else {0}):
-            for window in self._windows:
-                for role, work in self._cycle_work(k, window):
+            verified = (0, *drafts(k)) if self.trims and k else (k,)
+            for window, n in itertools.product(self._windows, verified):
+                for role, width, work in self.parts.of(k, n, window):
                     if role != "host":
-                        yield self._cycle_key(role, k, window), work
+                        yield self._cycle_key(role, k, width, window), work
 
-    def _cycle_key(self, role: str, k: int, window: int) -> Key:
-        return Key(role, self.state.batch, k, window, self.state.rules.structure)
-
-    def _cycle_work(self, k: int, window: int) -> list[tuple[str, Work]]:
-        state, target = self.state, self.target
-        kept = self.blocks.kept(k)
-
-        def propose() -> Proposal:
-            if self.drafter is not None:
-                self.drafter.window = window
-            return cycle.draft(state, self.drafter, k)
-
-        def check(proposal: Proposal) -> torch.Tensor:
-            target.cache.window = window
-            return cycle.check(state, target, proposal, kept)
-
-        if self._fused and not state.sampling.on_host:
-            return [("cycle", lambda: check(propose()))]
-        rejects = state.rules.structure.verifier == "rejection"
-        drawn = k > 0 and rejects and self.drafter is not None and self.drafter.draws
-        block = self.blocks.proposal(k, drawn)
-
-        def first() -> None:
-            for buffer, value in zip(block, propose()):
-                if buffer is not None:
-                    buffer.copy_(value)
-
-        if not state.sampling.on_host:
-            return [("draft", first), ("verify", lambda: check(block))]
-        logits, verdict, sound = self.blocks.decided(k)
-
-        def score() -> None:
-            target.cache.window = window
-            logits.copy_(cycle.score(state, target, block)[0])
-
-        def decide() -> None:
-            (n_accepted, tokens), fine = host.choose(state, block, logits, kept)
-            for buffer, value in zip((*verdict, sound), (n_accepted, tokens, fine)):
-                buffer.copy_(value)
-
-        def commit() -> torch.Tensor:
-            return cycle.commit(state, verdict, block.n_proposed, sound)
-
-        return [("draft", first), ("score", score), ("host", decide), ("commit", commit)]
+    def _cycle_key(self, role: str, k: int, width: int, window: int) -> Key:
+        role = role if width == k else f"{role} of {k}"
+        return Key(role, self.state.batch, width, window, self.state.rules.structure)
 
     def _fill(self, role: str, model: ModelAdapter, width: int, start: list[int]) -> None:
         self.state.cursor.copy_(torch.tensor(start))

@@ -53,6 +53,7 @@ class Bench:
         ends: End-of-text ids.
         least: New tokens before an end.
         kind: The drafter.
+        threshold: Cuts proposals by their confidence.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class Bench:
         ends=(),
         least=0,
         kind=ModelDrafter,
+        threshold=None,
     ):
         slots = len(prompt) + new
         self.target = Table(target, slots)
         self.state = State(rows, slots, 8, self.target.vocab_size, torch.device("cpu"), verifier)
         self.state.reset([torch.tensor(prompt)] * rows, [new] * rows, least, ends, sampling)
-        config = SpecConfig(max_matching_ngram_size=2)
+        config = SpecConfig(max_matching_ngram_size=2, assistant_confidence_threshold=threshold)
         host = lambda model: (model, None)  # noqa: E731
         self.drafter = kind(Context(config, self.target, Table(draft, slots), rows, slots, host))
         self.drafter.window = slots

@@ -34,6 +34,15 @@ def test_a_good_pair_keeps_the_contract(pair):
     assert all(count <= 8 for count in found.recipes.values()) and len(found.recipes) == 4
 
 
+@pytest.mark.parametrize("schedule", ["auto", "heuristic", "confidence"])
+def test_every_k_of_a_schedule_keeps_the_contract(pair, schedule):
+    """All are built in the warm-up; only confidence reads once more."""
+    found = run(pair, schedule=schedule)
+    assert not found.broken and found.recipes_after_warmup == 0
+    assert found.reads_allowed == (2 if schedule == "confidence" else 1)
+    assert 1 <= found.host_reads_per_cycle <= found.reads_allowed
+
+
 def test_fewer_host_reads_are_counted(pair):
     assert run(pair, sync_every=3).host_reads_per_cycle < 0.9
 

@@ -12,6 +12,7 @@ import torch
 from tables import Bench, random_logits
 
 from gaudi_spec import verify
+from gaudi_spec.drafters import model
 from gaudi_spec.drafters.base import Proposal
 from gaudi_spec.sampling import noise
 from gaudi_spec.sampling.options import Sampling
@@ -29,13 +30,15 @@ PROMPT = [2, 1, 2]
 ENDS = {"lengths": (0,)}
 
 
-def bench(rows, k, vocab, rules, verifier, target=None, draft=None):
+def bench(rows, k, vocab, rules, verifier, target=None, draft=None, threshold=None):
     """Returns a bench whose budget no block can pass."""
     target = random_logits(vocab, 1) if target is None else target
     draft = random_logits(vocab, 2) if draft is None else draft
     sampling = Sampling(do_sample=True, seed=0, **RULES[rules])
     ends, least = ENDS.get(rules, ()), 1 if rules in ENDS else 0
-    return Bench(target, draft, rows, k + 2, PROMPT, sampling, verifier, ends, least)
+    return Bench(
+        target, draft, rows, k + 2, PROMPT, sampling, verifier, ends, least, threshold=threshold
+    )
 
 
 def reference(b, k, logits, ends=()):
@@ -54,7 +57,7 @@ def reference(b, k, logits, ends=()):
     return law
 
 
-def enumerated(monkeypatch, k, vocab, rules, counted=None, target=None, draft=None):
+def enumerated(monkeypatch, k, vocab, rules, counted=None, target=None, draft=None, threshold=None):
     """Runs one rejection cycle for every draft path and every outcome of every test.
 
     Returns:
@@ -64,7 +67,7 @@ def enumerated(monkeypatch, k, vocab, rules, counted=None, target=None, draft=No
     paths = list(itertools.product(range(vocab), repeat=k))
     cells = list(itertools.product((0, 1), repeat=k))
     rows = len(paths) * len(cells)
-    b = bench(rows, k, vocab, rules, "rejection", target, draft)
+    b = bench(rows, k, vocab, rules, "rejection", target, draft, threshold)
     p_of, q_of = b.target.logits, b.drafter.model.logits
     q_of = torch.nn.functional.pad(q_of, (0, max(0, vocab - q_of.shape[1])), value=-torch.inf)
     weights, uniforms, draws = [], torch.empty(rows, k, dtype=torch.float64), {}
@@ -94,6 +97,7 @@ def enumerated(monkeypatch, k, vocab, rules, counted=None, target=None, draft=No
     if counted is not None:
         b.drafter.model.slots = len(PROMPT) + counted - 1  # room for so many proposals
     outcomes = b.run(k)
+    b.proposed = {outcome.n_proposed for outcome in outcomes}
     left = draws[noise.TARGET][:, 0]
     left = (left / left.sum(-1, keepdim=True)).tolist()
     law: dict[tuple, float] = {}
@@ -146,6 +150,27 @@ def test_proposals_that_do_not_count_change_nothing(monkeypatch, counted):
     """Behind the last that counts nothing was rejected: the token comes from p, not a residual."""
     b, law, _, _ = enumerated(monkeypatch, 3, 3, "penalties", counted)
     assert distance(law, reference(b, 3, b.target.logits)) < 1e-10
+
+
+@pytest.mark.parametrize("rules", ["plain", "warped", "penalties"])
+@pytest.mark.parametrize("threshold", [0.3, 0.45, 0.55])
+def test_proposals_cut_by_confidence_change_nothing(monkeypatch, threshold, rules):
+    """How many are proposed depends on what was drawn, but at no place on what is drawn there."""
+    b, law, _, _ = enumerated(monkeypatch, 3, 3, rules, threshold=threshold)
+    assert len(b.proposed) > 1
+    assert distance(law, reference(b, 3, b.target.logits)) < 1e-10
+
+
+def test_a_doubtful_token_that_is_taken_back_would_be_noticed(monkeypatch):
+    """Cut before the token that is doubtful, it would be rarer than the target makes it."""
+
+    def before(sure, threshold):
+        return (sure >= threshold).long().cumprod(1).sum(1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_confident", before)
+        b, law, _, _ = enumerated(pytest.MonkeyPatch(), 2, 3, "plain", threshold=0.45)
+    assert distance(law, reference(b, 2, b.target.logits)) > 1e-3
 
 
 @pytest.mark.parametrize("columns", [2, 6])
@@ -254,13 +279,15 @@ def quantiles(monkeypatch, values, count, shared=True):
     monkeypatch.setattr(Rules, "draw", draw)
 
 
-def coupled_texts(monkeypatch, k, vocab, rules, count, blocks, target=None, shared=True):
+def coupled_texts(
+    monkeypatch, k, vocab, rules, count, blocks, target=None, shared=True, threshold=None
+):
     """Returns the first three tokens for every noise of three places, in blocks of K or plainly."""
     new = 3
     paths = torch.tensor(list(itertools.product(range(count), repeat=new)))
     values = torch.zeros(len(paths), len(PROMPT) + new + 8, dtype=torch.long)
     values[:, len(PROMPT) : len(PROMPT) + new] = paths
-    b = bench(len(paths), k, vocab, rules, "coupled", target)
+    b = bench(len(paths), k, vocab, rules, "coupled", target, threshold=threshold)
     quantiles(monkeypatch, values, count, shared)
     ends = ENDS.get(rules, ())
     accepted = 0
@@ -281,6 +308,13 @@ def test_coupled_is_plain_sampling_for_every_noise(monkeypatch, k, rules):
     blocks, accepted = coupled_texts(monkeypatch, k, 5, rules, 9, True)
     assert blocks == plain and len(set(plain)) > 7
     assert accepted > 20
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5])
+def test_coupled_cut_by_confidence_is_plain_sampling_too(monkeypatch, threshold):
+    plain, _ = coupled_texts(monkeypatch, 3, 5, "plain", 9, False)
+    blocks, accepted = coupled_texts(monkeypatch, 3, 5, "plain", 9, True, threshold=threshold)
+    assert blocks == plain and accepted > 20
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -332,7 +332,7 @@ def test_arguments_beat_the_generation_config():
     assert got.shape[1] == ids.shape[1] + 6
 
 
-@pytest.mark.parametrize("where", ["argument", "config", "model", "draft", "spec"])
+@pytest.mark.parametrize("where", ["argument", "config", "model", "spec"])
 def test_k_may_come_from(where, model):
     other = copy.deepcopy(draft())
     options = {"max_new_tokens": 20}
@@ -346,10 +346,62 @@ def test_k_may_come_from(where, model):
     elif where == "spec":
         options["spec_config"] = gaudi_spec.SpecConfig(num_assistant_tokens=3)
     else:
-        (model if where == "model" else other).generation_config.num_assistant_tokens = 3
+        model.generation_config.num_assistant_tokens = 3
     got = gaudi_spec.generate(model, toys.PROMPTS[3][None], assistant_model=other, **options)
     assert torch.equal(got[0, 17:], toys.references()[3][:20])
     assert len(gaudi_spec.last_report().proposed_at) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "most", "policy"),
+    [
+        ({}, {}, 5, "auto"),
+        ({"k": 3}, {}, 5, "auto"),
+        ({"k": 9}, {}, 9, "auto"),
+        ({"k": 3}, {"schedule": "constant"}, 3, "constant"),
+        ({"schedule": "heuristic"}, {}, 5, "heuristic"),
+        (
+            {"schedule": "heuristic"},
+            {"k": 4},
+            4,
+            "heuristic",
+        ),
+        ({"threshold": 0.7}, {}, 5, "auto"),
+        ({}, {"threshold": 0.7}, 5, "confidence"),
+        ({}, {"threshold": 0.4}, 5, "confidence"),
+        ({}, {"schedule": "auto", "k": 20}, 20, "auto"),
+        ({}, {"lookup": 7}, 7, "auto"),
+    ],
+    ids=str,
+)
+def test_schedule_and_k_come_from_the_call_and_then_from_the_draft(own, options, most, policy):
+    """What the draft suggests does not keep `auto` from going further."""
+    names = {
+        "k": "num_assistant_tokens",
+        "schedule": "num_assistant_tokens_schedule",
+        "threshold": "assistant_confidence_threshold",
+        "lookup": "prompt_lookup_num_tokens",
+    }
+    other = copy.deepcopy(draft())
+    for name, value in own.items():
+        setattr(other.generation_config, names[name], value)
+    options = {names[name]: value for name, value in options.items()} | {"max_new_tokens": 9}
+    got = gaudi_spec.generate(
+        toys.target(), toys.PROMPTS[3][None], assistant_model=other, **options
+    )
+    assert torch.equal(got[0, 17:], toys.references()[3][:9])
+    (engine,) = engines()
+    assert (engine.config.most_drafts, engine.config.policy) == (most, policy)
+    assert gaudi_spec.last_report().schedule == policy
+
+
+def test_settings_of_drafts_that_contradict_each_other_are_refused():
+    options = {"assistant_confidence_threshold": 0.5, "num_assistant_tokens_schedule": "heuristic"}
+    for changes, said in ((options, "give one of them"), (options | {"cosine": 1}, "cosine")):
+        with no_forward(toys.target()), pytest.raises(GaudiSpecError, match=said):
+            ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=4, **changes)
+    with no_forward(toys.target()), pytest.raises(GaudiSpecError, match="auto, constant"):
+        ours(toys.target(), toys.PROMPTS[3][None], num_assistant_tokens_schedule="cosine")
 
 
 @pytest.mark.parametrize("k", [0, 33, -1, 2.5])
@@ -429,7 +481,8 @@ def test_prompt_lookup_runs_the_target_as_often_as_transformers(row, k, size):
     finally:
         handle.remove()
     text = toys.greedy(model, ids[0], 60)
-    assert gaudi_spec.generate(model, ids, **options)[0, ids.shape[1] :].tolist() == text.tolist()
+    got = gaudi_spec.generate(model, ids, num_assistant_tokens_schedule="constant", **options)
+    assert got[0, ids.shape[1] :].tolist() == text.tolist()
     assert want[0, ids.shape[1] :][:60].tolist() == text.tolist()  # it may overrun its budget
     report = gaudi_spec.last_report()
     assert report.cycles == len(calls) < 60

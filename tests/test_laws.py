@@ -403,7 +403,7 @@ def scripted(rows, right, k, **config):
     engine = engine_for(k=k, **config)
     engine.generate([toys.PROMPTS[r] for r in rows], toys.NEW)
     texts = [torch.cat([toys.PROMPTS[r], toys.references()[r]]) for r in rows]
-    engine.runtime.drafter = toys.ScriptedDrafter(texts, right)
+    engine.runtime.drafter = engine.runtime.parts.drafter = toys.ScriptedDrafter(texts, right)
     return engine
 
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import re
+import time
+import types
 import warnings
+from pathlib import Path
 
 import pytest
 import tiny_checkpoints
@@ -16,10 +21,12 @@ import toys
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, TextIteratorStreamer
 
 import gaudi_spec
-from gaudi_spec import SpecConfig, SpeculativeEngine, checker, loading
+from gaudi_spec import SpecConfig, SpeculativeEngine, checker, cli, job, loading, results
 from gaudi_spec.device import get_device
 from gaudi_spec.errors import ConfigError, UnsupportedModelError, UnsupportedOptionError
 from gaudi_spec.models.hf import HFCausalLM
+from gaudi_spec.sampling.options import Sampling
+from gaudi_spec.schedule import Schedule
 
 KS = [1, 2, 3, 5, 8, 16]
 DRAFTS = ["self", "noisy", "unrelated"]
@@ -78,13 +85,13 @@ def recorded_positions(model):
         handle.remove()
 
 
-class Pattern:
+class Pattern(Schedule):
     """A schedule that walks through a list of K and then repeats the last one."""
 
     def __init__(self, *ks):
         self.ks, self.sizes = ks, frozenset(ks)
 
-    def choose(self, cycle):
+    def choose(self, cycle, costs):
         return self.ks[min(cycle, len(self.ks) - 1)]
 
 
@@ -1015,3 +1022,181 @@ def test_j7_a_pad_token_that_is_no_id_is_refused_before_any_work():
     model = toys.target()
     with no_forward(model), pytest.raises(ConfigError, match="pad"):
         gaudi_spec.generate(model, toys.PROMPTS[3][None], pad_token_id="<pad>", eos_token_id=5)
+
+
+# K. Draft length, thresholds, no speed-up
+
+
+@pytest.mark.parametrize("drafted_by", ["self", "unrelated"])
+def test_k1_drafting_that_does_not_pay_turns_itself_off_and_says_why(drafted_by):
+    """huggingface/transformers#36337, #26565; ggml-org/llama.cpp#10664"""
+    as_large = {k: 1 + 1.05 * k for k in range(6)}  # a draft as large as the target
+    times = as_large if drafted_by == "self" else {k: 1 + 0.24 * k for k in range(6)}
+    running = engine(5, drafted_by)
+    rows = running.generate(toys.PROMPTS, 40, schedule=toys.Told(5, times))
+    assert lists(rows) == lists(toys.references())
+    report = running.report
+    steps = sum(times[k] * cycles for k, cycles in report.k_trace)
+    assert steps / 40 < 1.05 and report.k_trace[-1][0] == 0
+    assert "off, since with K = 1 a cycle takes" in report.schedule_reason
+    assert report.to_dict()["schedule_reason"] == report.schedule_reason
+
+
+def test_k1_a_slow_down_is_shown_as_one_with_the_reason():
+    """The report has the time of each phase, acceptance, and what a cycle takes and emits."""
+    running = engine(5, "unrelated")
+    running.generate(toys.PROMPTS[:1], 30, schedule=toys.Told(5, {k: 1 + k for k in range(6)}))
+    slow, plain = results.Run(30), results.Run(30)
+    for run, seconds in ((slow, 4.0), (plain, 2.0)):
+        run.seconds.append(seconds)
+        run.reports.append(running.report)
+    shown = results.speculation_block(slow, plain)
+    assert "Speed-up over plain decoding        = 0.50x" in shown
+    assert "off, since with K = 1 a cycle takes 2.00 plain steps and is expected to emit" in shown
+    for name in ("Acceptance rate", "draft ", "verify ", "Cycles by K (auto)"):
+        assert name in shown
+
+
+@pytest.mark.parametrize("threshold", [0, 0.4, 1.0])
+def test_k3_every_threshold_gives_the_same_text_in_the_same_shapes(threshold):
+    """huggingface/transformers#33657, #33258"""
+    config = SpecConfig(num_assistant_tokens=4, assistant_confidence_threshold=threshold)
+    running = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], config)
+    for _ in range(2):
+        rows = running.generate(toys.PROMPTS, 40)
+        assert lists(rows) == lists(toys.references())
+    report = running.report
+    assert report.proposed >= report.drafts > 0
+    assert (report.proposed == report.drafts) == (threshold == 1.0)  # at least one, at 1 just that
+    widths = {shape[-1] for shape in running.runtime.target.shapes}
+    assert widths <= {*running.config.prefill_chunks, 1, 2, 3, 5}
+
+
+def test_k3_a_single_possible_token_is_certain():
+    config = SpecConfig(num_assistant_tokens=4, assistant_confidence_threshold=1.0)
+    running = SpeculativeEngine(toys.target(), toys.drafts()["self"], config)
+    only = Sampling(do_sample=True, top_k=1, seed=0)
+    assert lists(running.generate(toys.PROMPTS, 40, sampling=only)) == lists(toys.references())
+    assert running.report.proposed_at[3] > 0
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_k5_no_way_in_drafts_less_than_another(k, tmp_path, capsys):
+    """ggml-org/llama.cpp#12968"""
+    rounds, model = -(-30 // (k + 1)), toys.target()
+    running = engine(k, "self")
+    running.generate([toys.PROMPTS[3]], 30)
+    assert running.report.cycles == rounds
+    options = {"assistant_model": model, "num_assistant_tokens": k, "max_new_tokens": 30}
+    gaudi_spec.generate(model, toys.PROMPTS[3][None], **options)
+    assert gaudi_spec.last_report().cycles == rounds
+    path = str(tiny_checkpoints.save(tmp_path / "model", model))
+    arguments = ["generate", "--model_name_or_path", path, "--assistant_model", path, "--quiet"]
+    arguments += ["--num_assistant_tokens", str(k), "--max_new_tokens", "30", "--warmup", "0"]
+    assert cli.main([*arguments, "--n_iterations", "1", "--prompt", "ba da fu"]) == 0
+    values = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert values["cycles"] == rounds
+    assert (values["schedule"], values["k_trace"]) == ("constant", [[k, rounds]])
+
+
+def test_k8_a_batch_that_makes_verifying_dear_is_decoded_plainly():
+    """vllm-project/vllm#4266, #2607"""
+    prompts = toys.prompts(5, 9, 13, 4, 8, 6, 7, 3)
+    alone = {k: 1 + 0.1 * k for k in range(5)}  # plain steps of a batch of one, and of eight
+    crowd = {k: 1 + 1.2 * k for k in range(5)}
+    want = reference(toys.target(), prompts, 30)
+    for rows, times, drafts in ((1, alone, True), (8, crowd, False)):
+        running = engine(4, "noisy")
+        texts = running.generate(prompts[:rows], 30, schedule=toys.Told(4, times))
+        assert lists(texts) == want[:rows]
+        assert any(k for k, _ in running.report.k_trace) == drafts
+        assert len(running.report.emitted) == rows  # a report states its batch
+
+
+# L. Measuring
+
+
+def test_l1_counters_are_those_of_a_hand_computed_script():
+    """sgl-project/sglang#11572; vllm-project/vllm#56101, #10914; NVIDIA/TensorRT-LLM#14724
+
+    K = 3, two prompts in a batch of four rows. Row 0 ends its text at its sixth token, a drafted
+    one inside the second block; row 1 fills its budget of eight.
+    """
+    first, second = (toys.references()[row] for row in (2, 3))
+    end = int(first[5])
+    assert end not in first[:5] and end not in second[:8]
+    running = engine(3, "self", batch_size=4)
+    running.generate(toys.PROMPTS[2:4], 8)
+    texts = [torch.cat([toys.PROMPTS[r], toys.references()[r]]) for r in (2, 3)]
+    script = toys.ScriptedDrafter(
+        [*texts, *[torch.zeros(9, dtype=torch.long)] * 2],
+        [[3, 0, 3, 3], [3, 2, 3, 3], [3, 3, 3, 3]],
+    )
+    running.runtime.drafter = running.runtime.parts.drafter = script
+    rows = running.generate(toys.PROMPTS[2:4], 8, eos_token_ids=[end])
+    assert lists(rows) == [first[:6].tolist(), second[:8].tolist()]
+    report = running.report
+    assert (report.cycles, report.target_forwards, report.k_trace) == (3, 3, [[3, 3]])
+    # Row 0: 3 of 3 and its own token; then 3 proposed, of which the second ends the text.
+    # Row 1: 0 of 3, 2 of 3, 3 of 3, each time with a token of the target's own.
+    assert (report.proposed_at, report.accepted_at) == ([5, 5, 5], [4, 4, 2])
+    assert (report.drafts, report.proposed, report.accepted) == (5, 15, 10)
+    assert (report.emitted, report.target_tokens) == ([6, 8], 4)
+    assert report.emitted_tokens == report.accepted + report.target_tokens == 14
+    assert report.acceptance_rate == 10 / 15 and report.mean_acceptance_length == 1 + 10 / 5
+    assert report.acceptance_by_position == [4 / 5, 4 / 5, 2 / 5]
+    assert report.finish_reasons == ["stop", "length"]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "auto", "heuristic", "confidence"])
+@pytest.mark.parametrize("drafted_by", DRAFTS)
+def test_l1_no_schedule_counts_what_was_not_proposed_or_not_returned(drafted_by, schedule):
+    """Short last blocks, ends of text and spare rows among them."""
+    running = engine(4, drafted_by, schedule=schedule, batch_size=6)
+    end = int(toys.references()[1][9])
+    for budget in (1, 2, 7, 23):
+        rows = running.generate(toys.PROMPTS, budget, eos_token_ids=[end])
+        report = running.report
+        assert report.emitted == [len(row) for row in rows]
+        assert report.emitted_tokens == report.accepted + report.target_tokens
+        assert 0 <= (report.acceptance_rate or 0) <= 1
+        assert report.drafts <= report.proposed <= 4 * report.drafts or not report.drafts
+        assert all(0 <= a <= p for a, p in zip(report.accepted_at, report.proposed_at))
+        assert sum(cycles for _, cycles in report.k_trace) == report.cycles
+    assert running.report.proposed > 0 or schedule == "auto"
+
+
+def test_l2_what_is_slow_at_first_is_in_no_figure(tmp_path, capsys, monkeypatch):
+    """huggingface/optimum-habana#715, #48; Lightning-AI/lightning-thunder#2638"""
+    late = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+    stream, calls = SpeculativeEngine.stream, []
+
+    def slow_at_first(self, *given, **options):
+        calls.append(1)
+        late[0] += 1000.0 if len(calls) <= 2 else 0.0
+        return stream(self, *given, **options)
+
+    monkeypatch.setattr(SpeculativeEngine, "stream", slow_at_first)
+    monkeypatch.setattr(job, "time", clock)
+    target, draft = map(str, tiny_checkpoints.make(tmp_path))
+    arguments = ["generate", "--model_name_or_path", target, "--assistant_model", draft]
+    arguments += ["--max_new_tokens", "8", "--n_iterations", "2", "--prompt", "ba da fu", "--quiet"]
+    seen = {}
+    for warmup in ("2", "0"):
+        calls.clear()
+        assert cli.main([*arguments, "--warmup", warmup]) == 0
+        out = capsys.readouterr().out
+        seen[warmup] = json.loads(out.splitlines()[-1])
+        assert ("There was no warm-up" in out) == (warmup == "0")
+        assert ("= 200" in out.split("Graph compilation duration")[1][:25]) == (warmup == "2")
+    assert seen["2"]["avg_e2e_latency"] < 500 < seen["0"]["avg_e2e_latency"]
+    assert seen["2"]["throughput"] > 100 * seen["0"]["throughput"]
+    assert [seen[w]["warmup_iterations"] for w in ("2", "0")] == [2, 0]
+
+
+def test_l5_no_test_of_speed_reads_a_clock():
+    """huggingface/transformers#48000: forwards are counted instead."""
+    clock = re.compile(r"^ *assert .*(perf_counter|time\(\)|seconds\[)", re.M)
+    for path in Path(__file__).parent.glob("test_*.py"):
+        assert clock.search(path.read_text()) is None, path

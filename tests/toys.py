@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gaudi_spec.drafters.base import Drafter, Proposal
 from gaudi_spec.models import compact
+from gaudi_spec.schedule import Auto, Costs, Schedule
 
 compact.register()
 VOCAB = 97
@@ -235,15 +236,31 @@ def assert_equal_rows(got, want) -> None:
         )
 
 
-class Turns:
+class Turns(Schedule):
     """A schedule that takes its K from `sizes` in turn, over and over."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes, self._turns = frozenset(sizes), sizes
 
-    def choose(self, cycle: int) -> int:
+    def choose(self, cycle: int, costs) -> int:
         """Returns K of the given cycle."""
         return self._turns[cycle % len(self._turns)]
+
+
+class Told(Auto):
+    """`auto` that is told what cycles take, in plain steps by K, instead of reading a clock."""
+
+    def __init__(self, most: int, times: dict[int, float]) -> None:
+        super().__init__(most)
+        self.times = times
+
+    def choose(self, cycle: int, costs) -> int:
+        """Returns what `Auto` chooses by these times."""
+        return super().choose(cycle, Costs(self.times))
+
+    def learn(self, k: int, rows, seconds: float) -> None:
+        """Pays these times."""
+        super().learn(k, rows, self.times[k])
 
 
 class ScriptedDrafter(Drafter):

@@ -11,6 +11,8 @@ never changes a text, so a drafter has one duty besides guessing well: to be sta
   depends on it, writes only to whole buffers (`index_copy_`, `scatter_`), never to `state`.
 - Where the target samples, a token is either certain (look-up), or drawn by `state.rules.propose`
   from the distribution that comes back in `Proposal.probs`: the very tensor, or the law is wrong.
+- How many tokens are proposed may depend on the tokens before each place, never on the token
+  drawn at the place itself: what is drawn must be tested, or the law is wrong.
 - What is not proposed is declared by `Proposal.n_proposed`, not left out: tensors stay `[B, k]`.
 - It is never told what was accepted. It sees the new `state.length` in the next cycle, and the
   host tells `committed` afterwards. A cache of its own follows the commit as the target's does:
@@ -51,6 +53,12 @@ class Proposal(NamedTuple):
     tokens: torch.Tensor
     n_proposed: torch.Tensor
     probs: torch.Tensor | None = None
+
+    def first(self, k: int) -> Proposal:
+        """Returns the first k tokens of every row, which must not count for more."""
+        return self._replace(
+            tokens=self.tokens[:, :k], probs=None if self.probs is None else self.probs[:, :k]
+        )
 
 
 class Hosted(NamedTuple):
@@ -113,6 +121,10 @@ class Drafter(Protocol):
     def reset(self, kept: Sequence[int] = ()) -> None:
         """Forgets the previous call but for the first `kept` tokens of each row."""
         self.forwards = 0
+
+    def behind(self, lengths: list[int], live: list[bool]) -> int:
+        """Returns how many tokens of a row `catch_up` would feed now; it tells what that costs."""
+        return 0
 
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
         """Makes the drafter's own cache cover all committed tokens but the last two.

@@ -33,6 +33,7 @@ class ModelDrafter(Drafter):
         self.shapes = self.model.shapes
         self._vocab_size = context.target.vocab_size
         self._chunks = context.config.prefill_chunks
+        self._threshold = context.config.confidence
         self._covered: list[int] = []
         self._window = context.slots
 
@@ -42,14 +43,19 @@ class ModelDrafter(Drafter):
         self._covered = [min(pair) for pair in zip(self._covered, kept)]
         self._covered += [0] * (self.model.cache.batch - len(self._covered))
 
+    def behind(self, lengths: list[int], live: list[bool]) -> int:
+        """Returns how many tokens `catch_up` would feed to the row that lacks most."""
+        rows = self._served(lengths, live)
+        missing = max((lengths[r] - 1 - self._covered[r] for r in rows), default=0)
+        # After a plain cycle the draft was not run, so a gap can be one token more; that one is
+        # among the two that `propose` reads.
+        return missing if missing > 1 else 0
+
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
         """Feeds committed tokens that the cache lacks, in chunks; usually there are none."""
-        rows = [r for r, alive in enumerate(live) if alive and self._fits(lengths[r])]
-        missing = max((lengths[r] - 2 - self._covered[r] for r in rows), default=0)
-        # After a plain cycle the draft was not run, so a gap can be one token; that one is among
-        # the two that `propose` reads.
-        if missing > 0:
-            missing = max(lengths[r] - 1 - self._covered[r] for r in rows)
+        rows = self._served(lengths, live)
+        missing = self.behind(lengths, live)
+        if missing:
             offset = 0
             for width in chunks(missing, self._chunks):
                 self._fill(width, [covered + offset for covered in self._covered])
@@ -76,6 +82,9 @@ class ModelDrafter(Drafter):
         """Proposes as many tokens as fit into the draft's own slots."""
         return self._propose(state, k, None)
 
+    def _served(self, lengths: list[int], live: list[bool]) -> list[int]:
+        return [r for r, alive in enumerate(live) if alive and self._fits(lengths[r])]
+
     def _fits(self, length: int) -> bool:
         return length <= self.model.slots
 
@@ -84,22 +93,28 @@ class ModelDrafter(Drafter):
         at = state.length[:, None]
         pair = (at - 2 + torch.arange(2, device=at.device)).clamp(min=0)
         ids = state.tokens.gather(1, pair)
-        drafted, probs = state.tokens[:, :0], []
+        drafted, probs, sure = state.tokens[:, :0], [], []
         for step in range(k):
             positions = pair if step == 0 else at + (step - 1)
             logits = self.model.forward(ids, positions.clamp(max=self.model.slots - 1), last=True)
             # Fewer columns than the target has are filled up; more are cut off.
             lacking = self._vocab_size - logits.shape[-1]
             logits = torch.nn.functional.pad(logits, (0, lacking), value=float("-inf"))
-            ids, q = state.rules.propose(logits, state.text(drafted, at + step))
+            ids, q, logits = state.rules.propose(logits, state.text(drafted, at + step))
+            if self._threshold is not None:
+                sure.append(logits.softmax(-1).gather(2, ids[:, :, None])[:, :, 0])
             if given is not None:
                 known = step < given.n_proposed[:, None]
                 ids = torch.where(known, given.tokens[:, step : step + 1], ids)
                 q = None if q is None else torch.where(known[:, :, None], _certain(ids, q), q)
+                if sure:
+                    sure[-1] = torch.where(known, 1.0, sure[-1])
             drafted = torch.cat([drafted, ids], 1)
             probs += [] if q is None else [q]
-        room = self.model.slots + 1 - state.length
-        return Proposal(drafted, room, torch.cat(probs, 1) if probs else None)
+        counts = self.model.slots + 1 - state.length
+        if self._threshold is not None:
+            counts = torch.minimum(counts, _confident(torch.cat(sure, 1), self._threshold))
+        return Proposal(drafted, counts, torch.cat(probs, 1) if probs else None)
 
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
@@ -113,3 +128,17 @@ class ModelDrafter(Drafter):
 def _certain(ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Returns the distribution of tokens that were not drawn, `[B, 1, V]`."""
     return (torch.arange(like.shape[-1], device=ids.device) == ids[:, :, None]).to(like.dtype)
+
+
+def _confident(sure: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Returns how many tokens are proposed, `[B]`: the first doubtful one is the last of them.
+
+    That one must be tested too. Whether a place is proposed may depend on the tokens before it,
+    but not on its own: to take back a token for what it is, and draw another from the target,
+    would make that token rarer than the target makes it.
+
+    Args:
+        sure: `[B, K]`, the probability that the draft gave each of its tokens.
+        threshold: Below it a token is doubtful.
+    """
+    return 1 + (sure[:, :-1] >= threshold).long().cumprod(1).sum(1)

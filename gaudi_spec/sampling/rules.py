@@ -222,22 +222,24 @@ class Rules:
         clocks = noise.exponential(self.keys, index, stream, p.shape[-1])
         return (p.log() - clocks.log()).argmax(-1)
 
-    def propose(self, logits: torch.Tensor, text: Text) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def propose(
+        self, logits: torch.Tensor, text: Text
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Chooses a draft's token from its logits `[B, 1, V]`.
 
         Returns:
-            Token ids `[B, 1]`, and where they are to be tested by rejection the distribution
-            `[B, 1, V]` they were drawn from.
+            Token ids `[B, 1]`; where they are to be tested by rejection the distribution
+            `[B, 1, V]` they were drawn from; and the processed logits `[B, 1, V]`.
         """
         logits = self.process(logits, text)
         if self.structure.verifier == "greedy":
-            return logits.argmax(-1), None
+            return logits.argmax(-1), None, logits
         # A draft with unsound logits draws from the uniform distribution, which is one at least.
         sound = torch.isfinite(logits.amax(-1, keepdim=True))
         q = torch.where(sound, logits, 0.0).softmax(-1)
         if self.structure.verifier == "coupled":
-            return self.draw(q, text.index, noise.TARGET), None
-        return self.draw(q, text.index, noise.DRAFT), q
+            return self.draw(q, text.index, noise.TARGET), None, logits
+        return self.draw(q, text.index, noise.DRAFT), q, logits
 
 
 def _number(value: float) -> torch.Tensor:
