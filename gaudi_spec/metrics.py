@@ -128,6 +128,7 @@ class Report:
         """Returns plain values for JSON."""
         return {
             "drafter": self.drafter,
+            "batch_size": len(self.emitted),
             "schedule": self.schedule,
             "schedule_reason": self.schedule_reason,
             "k_trace": [list(run) for run in self.k_trace],

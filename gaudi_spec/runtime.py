@@ -100,7 +100,7 @@ class Runtime:
         self.blocks = Blocks(batch, self.target.vocab_size, device.torch_device, config.keep_logits)
         self.parts = Parts(self.state, self.target, self.drafter, self.blocks, self._fused)
         self.times = StepTimes()
-        self._fill_seconds = 0.0  # of one token of catching up
+        self._fill_seconds = 0.0  # of a token of catching up, at best
         self._built: set[tuple[Structure, bool]] = set()
         self.warned_room = False
         self.held: list[list[int]] = [[] for _ in range(batch)]
@@ -137,7 +137,7 @@ class Runtime:
 
     def tell(self, report: Report) -> None:
         """Writes what is counted here into `report`."""
-        report.seconds = self.seconds
+        report.seconds = dict(self.seconds)
         report.target_prefill_forwards = self.prefill_forwards
         report.target_shapes = len(self.target.shapes)
         report.graphs = dataclasses.replace(self.graphs.facts)
@@ -175,7 +175,8 @@ class Runtime:
         self.drafter.catch_up(self.state, lengths, live)
         if behind:
             self.device.synchronize()
-            self._fill_seconds = (time.perf_counter() - begin) / behind
+            seconds = (time.perf_counter() - begin) / behind
+            self._fill_seconds = min(seconds, self._fill_seconds or seconds)
         self.seconds["cycle" if self._fused else "draft"] += time.perf_counter() - begin
 
     @torch.no_grad()
@@ -183,7 +184,7 @@ class Runtime:
         """Runs one cycle.
 
         Args:
-            k: Draft tokens; 0 decodes plainly. The drafter has caught up.
+            k: Draft tokens; 0 decodes plainly. The drafter must have caught up.
             lengths: The host's copy of each row's length, `ahead` tokens old at most.
             live: Rows that still generate.
             ahead: Tokens that rows may have gained since.
@@ -227,7 +228,8 @@ class Runtime:
         self.held = [[] for _ in self.held]
         self.graphs.warm_up(self._jobs(sizes), quiet)
         self._built.add((self.state.rules.structure, sampling.on_host))
-        if self.config.policy == "auto" and self.drafter is not None:
+        measured = self.config.policy == "auto" and self.drafter is not None
+        if measured and not sampling.on_host:  # whose processors may have a memory
             self.state.reset(prompts, [budget] * rows, 0, ends, sampling)
             self._time(sizes)
 

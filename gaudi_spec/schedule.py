@@ -8,8 +8,7 @@ K = 0 is plain decoding, so drafting that does not pay turns itself off.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ _DOUBTED = 4.0  # proposals that what was counted is worth once the draft is tur
 _RETURN = 1.05  # expected speed-up at which a draft that was turned off comes back
 _REFRESH = 64  # cycles after which the plain step is measured again
 _SHARE = 0.03  # of plain decoding that may be spent on trying a draft that was turned off
-_SAVED = 8.0  # plain steps that can be saved up for it
+_SAVED = 8.0  # plain steps that can be saved up for it, or owed
 
 
 class Costs(NamedTuple):
@@ -111,36 +110,40 @@ class Heuristic(Schedule):
 
 
 class Acceptance:
-    """Running estimate of how often a proposal is accepted if all before it were, by position.
+    """Running estimate of how often anything is proposed, and of what is accepted, by position.
 
-    A position is as good as the one before it until it is known better, and is again when it has
-    not been tried for long.
+    The acceptance of a position is that of proposals behind accepted ones. It is as good as that of
+    the position before it until it is known better, and again when it has not been tried for long.
 
     Args:
         most: Positions.
     """
 
     def __init__(self, most: int) -> None:
-        self._tries = [_WEIGHT, *[0.0] * (most - 1)]
-        self._hits = [_WEIGHT * _START, *[0.0] * (most - 1)]
-
-    def rates(self) -> Iterator[float]:
-        """Yields the estimate for each position."""
-        rate, weight = 0.0, 0.0
-        for hits, tries in zip(self._hits, self._tries):
-            rate = (hits + weight * rate) / (tries + weight)
-            weight = _WEIGHT
-            yield rate
+        none = [0.0] * (most - 1)
+        self._found, self._cycles = _WEIGHT, _WEIGHT
+        self._hits, self._tries = [_WEIGHT * _START, *none], [_WEIGHT, *none]
 
     def expected(self) -> list[float]:
         """Returns the tokens that a row is expected to emit in a cycle of 0, 1, 2 ... drafts."""
-        return list(accumulate(accumulate(self.rates(), operator.mul, initial=1.0)))
+        chances, rate, weight = [self._found / self._cycles], 0.0, 0.0
+        for hits, tries in zip(self._hits, self._tries):
+            rate = (hits + weight * rate) / (tries + weight)
+            weight = _WEIGHT
+            chances.append(chances[-1] * rate)
+        return list(accumulate([1.0, *chances[1:]]))
 
-    def add(self, rows: Iterable[RowOutcome]) -> None:
-        """Counts the proposals that a cycle tested."""
-        self._fade(_MEMORY)
-        for row in rows:
-            for position in range(row.n_accepted + row.rejected):
+    def add(self, k: int, rows: Sequence[RowOutcome]) -> None:
+        """Counts what a cycle of k drafts has shown; the last of a row may be short for its end."""
+        counted = [row for row in rows if row.n_proposed or not row.done]
+        self._found = _MEMORY * self._found + sum(row.n_proposed > 0 for row in counted)
+        self._cycles = _MEMORY * self._cycles + len(counted)
+        tested = [row for row in counted if row.n_proposed]
+        if tested:
+            self._fade(_MEMORY)
+        for row in tested:
+            missed = row.rejected or (not row.done and row.n_accepted < k)
+            for position in range(row.n_accepted + missed):
                 self._tries[position] += 1
                 self._hits[position] += position < row.n_accepted
 
@@ -202,10 +205,10 @@ class Auto(Schedule):
     def learn(self, k: int, rows: Sequence[RowOutcome], seconds: float) -> None:
         """Updates acceptance, and what may be spent on trials."""
         if k:
-            self.acceptance.add(rows)
+            self.acceptance.add(k, rows)
         self._since_plain = self._since_plain + 1 if k else 0
         if k and self._off:
-            self._saved = max(0.0, self._saved - max(0.0, seconds / self._plain - 1))
+            self._saved = max(-_SAVED, self._saved - max(0.0, seconds / self._plain - 1))
         elif not k:
             self._saved = min(_SAVED, self._saved + _SHARE)
 

@@ -153,7 +153,7 @@ def test_proposals_that_do_not_count_change_nothing(monkeypatch, counted):
 
 
 @pytest.mark.parametrize("rules", ["plain", "warped", "penalties"])
-@pytest.mark.parametrize("threshold", [0.3, 0.45, 0.55])
+@pytest.mark.parametrize("threshold", [0.3, 0.45])
 def test_proposals_cut_by_confidence_change_nothing(monkeypatch, threshold, rules):
     """How many are proposed depends on what was drawn, but at no place on what is drawn there."""
     b, law, _, _ = enumerated(monkeypatch, 3, 3, rules, threshold=threshold)

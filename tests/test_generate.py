@@ -395,13 +395,21 @@ def test_schedule_and_k_come_from_the_call_and_then_from_the_draft(own, options,
     assert gaudi_spec.last_report().schedule == policy
 
 
-def test_settings_of_drafts_that_contradict_each_other_are_refused():
-    options = {"assistant_confidence_threshold": 0.5, "num_assistant_tokens_schedule": "heuristic"}
-    for changes, said in ((options, "give one of them"), (options | {"cosine": 1}, "cosine")):
-        with no_forward(toys.target()), pytest.raises(GaudiSpecError, match=said):
-            ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=4, **changes)
-    with no_forward(toys.target()), pytest.raises(GaudiSpecError, match="auto, constant"):
-        ours(toys.target(), toys.PROMPTS[3][None], num_assistant_tokens_schedule="cosine")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"assistant_confidence_threshold": 0.5, "num_assistant_tokens_schedule": "auto"},
+            "one of",
+        ),
+        ({"assistant_confidence_threshold": 2}, "from 0 to 1"),
+        ({"num_assistant_tokens_schedule": "cosine"}, "auto, constant"),
+    ],
+    ids=str,
+)
+def test_bad_settings_of_drafts_are_refused(options, said):
+    with no_forward(toys.target()), pytest.raises(GaudiSpecError, match=said):
+        ours(toys.target(), toys.PROMPTS[3][None], max_new_tokens=4, **options)
 
 
 @pytest.mark.parametrize("k", [0, 33, -1, 2.5])

@@ -85,7 +85,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, PerfConfig | None]:
 def block(values: dict[str, Any], file: PerfConfig) -> dict[str, Any]:
     """Returns what `file` should say is projected."""
     command = f"gaudi-spec plan --config perf_configs/{file.path.name} --update"
-    return report.block(values, file.settings.num_assistant_tokens, command)
+    return report.block(values, file.settings.most_drafts, command)
 
 
 def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, 
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     settings = file.settings if file else SpecConfig()
-    asked = args.num_assistant_tokens or [settings.num_assistant_tokens]
+    asked = args.num_assistant_tokens or [settings.most_drafts]
     if not all(1 <= k <= MAX_ASSISTANT_TOKENS for k in asked):
         raise ConfigError(f"--num_assistant_tokens must be from 1 to {MAX_ASSISTANT_TOKENS}.")
     ks = asked if args.num_assistant_tokens else sorted({*_KS, *asked})
