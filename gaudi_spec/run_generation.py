@@ -196,8 +196,9 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
     report, settings = run.reports[-1], job.engine.config
     drafter = f"drafter {report.drafter or 'none'}"
     if report.schedule is not None:
-        most = "" if report.schedule == "constant" else "up to "
-        drafter += f", {report.schedule}, K {most}{settings.most_drafts}"
+        varied = report.schedule != "constant"
+        drafter += f", K up to {settings.most_drafts} ({report.schedule})" if varied else ""
+        drafter += "" if varied else f", K={settings.most_drafts}"
     print(f"{sizes}, {drafter}, {device.describe()}")
     print("\nInput/outputs:")
     for i, (sentence, text) in enumerate(zip(sentences, texts), 1):

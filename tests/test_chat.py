@@ -54,7 +54,7 @@ def expected(*said):
 
 
 def test_answers_are_the_targets_own_turn_after_turn(talk):
-    out, figures = talk("w9 w8", "w40 w41 w42", "", "w7")
+    out, figures = talk("w9 w8", "w40 w41 w42", "", "w7", arguments=["--num_assistant_tokens", "5"])
     assert out == expected("w9 w8", "w40 w41 w42", "w7")
     reused = [int(line.split(" prompt tokens")[0].split()[-1]) for line in figures]
     assert reused[0] == 0 and 0 < reused[1] < reused[2]

@@ -53,6 +53,8 @@ def plain(ids=IDS, **options):
 @pytest.mark.parametrize("way", WAYS)
 def test_custom_generate_reaches_us_with_the_draft(way):
     assert through(way)[0, 17:].tolist() == TEXT[:NEW]
+    assert gaudi_spec.last_report().schedule == "auto"
+    assert through(way, num_assistant_tokens=5)[0, 17:].tolist() == TEXT[:NEW]
     report = gaudi_spec.last_report()
     assert report.acceptance_rate == 1.0 and report.cycles < NEW
     through(way, num_assistant_tokens=2)
@@ -133,6 +135,7 @@ def test_the_pipeline_reaches_us(by, tmp_path):
     model = tiny_checkpoints.save(tmp_path / "t", toys.target(), TOKENIZER, eos=None)
     draft = tiny_checkpoints.save(tmp_path / "d", toys.target(), TOKENIZER, eos=None)
     options = {"max_new_tokens": NEW, "do_sample": False, "return_full_text": False}
+    drafted = options | {"num_assistant_tokens": 5}
     want = transformers.pipeline("text-generation", str(model))("abc def", **options)
     gaudi_spec.last_report().cycles = 0
     if by == "object":
@@ -141,7 +144,7 @@ def test_the_pipeline_reaches_us(by, tmp_path):
         )
     else:
         ours = gaudi_spec.pipeline("text-generation", str(model), assistant_model=str(draft))
-    assert ours("abc def", **options) == want
+    assert ours("abc def", **drafted) == want
     assert gaudi_spec.last_report().acceptance_rate == 1.0
     assert gaudi_spec.last_report().emitted_tokens == NEW
     two = ours(["abc def", "ab"], batch_size=1, **options)

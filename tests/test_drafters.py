@@ -110,7 +110,7 @@ class Two(ModelDrafter):
         self.other.committed(lengths, k)
 """
     install("two_drafters", source, two="two_drafters:Two")
-    config = SpecConfig(drafter="two")
+    config = SpecConfig(num_assistant_tokens=5, drafter="two")
     engine = SpeculativeEngine(toys.target(), toys.target(), config)
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
     assert engine.report.acceptance_rate == 1.0

@@ -91,7 +91,7 @@ def test_draft_accepted_share_orders_the_drafts():
     """The three kinds of draft really exercise full, partial and almost no acceptance."""
     rates = []
     for draft in toys.drafts().values():
-        engine = SpeculativeEngine(toys.target(), draft)
+        engine = SpeculativeEngine(toys.target(), draft, SpecConfig(num_assistant_tokens=5))
         engine.generate(toys.PROMPTS, 24)
         rates.append(engine.report.acceptance_rate)
     assert rates[0] == 1.0 and 0.1 < rates[1] < 0.9 and rates[2] < 0.1, rates

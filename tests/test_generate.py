@@ -629,7 +629,8 @@ def test_a_result_is_the_callers_own():
 
 def test_the_last_report_counts_what_was_returned():
     ids, mask = toys.left_pad(RAGGED)
-    got = ours(toys.target(), ids, "self", attention_mask=mask, eos_token_id=EOS, max_new_tokens=30)
+    options = {"attention_mask": mask, "eos_token_id": EOS, "num_assistant_tokens": 5}
+    got = ours(toys.target(), ids, "self", max_new_tokens=30, **options)
     report = gaudi_spec.last_report()
     new = got[:, ids.shape[1] :].tolist()
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new]

@@ -201,7 +201,9 @@ def test_calls_with_and_without_processors_take_turns(compile, fuse):
 
 def test_counts_stay_true():
     """Everything returned is counted once; the target's own tokens are one a row and cycle."""
-    engine = SpeculativeEngine(toys.target(), toys.drafts()["self"], SpecConfig())
+    engine = SpeculativeEngine(
+        toys.target(), toys.drafts()["self"], SpecConfig(num_assistant_tokens=5)
+    )
     same = Sampling(logits_processor=(lambda ids, scores: scores,))
     texts = engine.generate(toys.PROMPTS, NEW, sampling=same)
     toys.assert_equal_rows(texts, [text[:NEW] for text in toys.references()])

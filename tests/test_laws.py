@@ -344,7 +344,7 @@ def test_vocabularies_may_be_padded_differently(target, draft):
     models = toys.build("llama", 3, vocab=target), toys.build("llama", 4, vocab=draft)
     want = [toys.greedy(models[0], prompt, 24) for prompt in toys.PROMPTS]
     toys.assert_sound(torch.cat(want), 20)
-    engine = SpeculativeEngine(*models)
+    engine = SpeculativeEngine(*models, SpecConfig(num_assistant_tokens=5))
     engine.generate(toys.PROMPTS, 2)
     proposed, propose = [], engine.runtime.drafter.propose
 

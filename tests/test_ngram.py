@@ -178,7 +178,7 @@ def test_longer_ngrams_are_a_setting():
     """Fewer proposals are wrong in a text of many single repetitions."""
     rates = []
     for size in (1, 3):
-        config = SpecConfig(drafter="ngram", max_matching_ngram_size=size)
+        config = SpecConfig(num_assistant_tokens=5, drafter="ngram", max_matching_ngram_size=size)
         engine = SpeculativeEngine(toys.target(), None, config)
         toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
         rates.append(engine.report.accepted)
@@ -216,7 +216,7 @@ def test_a_perfect_model_behind_a_look_up_is_always_right(fuse):
     seen = kinds(engine, 5)
     assert seen["nothing"] > 9 and seen["right"] > 9
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, NEW), want)
-    config = SpecConfig(drafter="combined", fuse_cycle=fuse)
+    config = SpecConfig(num_assistant_tokens=5, drafter="combined", fuse_cycle=fuse)
     seen = kinds(SpeculativeEngine(toys.target(), toys.target(), config), 5, new=toys.NEW)
     assert seen["nothing"] > 9 and seen["wrong"] > 5
 
@@ -273,7 +273,7 @@ def test_look_up_goes_on_where_the_draft_has_no_positions_left(k):
 
 def test_a_row_of_one_token_has_nothing_to_look_up():
     """The report says so, and nothing fails."""
-    config = SpecConfig(drafter="ngram")
+    config = SpecConfig(num_assistant_tokens=5, drafter="ngram")
     engine = SpeculativeEngine(toys.target(), None, config)
     toys.assert_equal_rows(engine.generate(toys.PROMPTS[:1], 2), [toys.references()[0][:2]])
     assert (engine.report.proposed, engine.report.acceptance_rate) == (0, None)

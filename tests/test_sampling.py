@@ -309,6 +309,7 @@ def sample(engine=None, prompts=toys.PROMPTS, k=3, **options):
 def engine_for(draft="noisy", verifier="rejection", **settings):
     """Returns an engine over the toys."""
     draft = toys.drafts()[draft] if draft else None
+    settings.setdefault("num_assistant_tokens", 5)
     return SpeculativeEngine(toys.target(), draft, SpecConfig(verifier=verifier, **settings))
 
 

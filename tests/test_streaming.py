@@ -130,7 +130,8 @@ def test_decoded_pieces_concatenate_and_hold_no_half_characters(tokenizer):
 
 def test_events_say_row_token_origin_and_end():
     """J5: vllm-project/vllm#45678"""
-    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"])
+    config = SpecConfig(num_assistant_tokens=5)
+    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], config)
     events = list(engine.stream(toys.PROMPTS, NEW, eos_token_ids=[67, 46]))
     for row, text in enumerate(toys.references()):
         own = [event for event in events if event.row == row]
@@ -291,7 +292,8 @@ def test_a_stream_that_another_call_interrupts_says_so():
 @pytest.mark.parametrize("phase", ["draft", "verify", "prefill"])
 def test_an_interrupt_leaves_engine_and_caches_usable(at, phase, reuse):
     """Inside of a cycle, between draft and target, and while prompts are read."""
-    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], SpecConfig(max_length=96))
+    config = SpecConfig(max_length=96, num_assistant_tokens=5)
+    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], config)
     engine.generate(toys.PROMPTS, 4)
     runtime, calls = engine.runtime, []
     target, name = runtime.target, "fill" if phase == "prefill" else "forward"
@@ -316,7 +318,8 @@ def test_an_interrupt_leaves_engine_and_caches_usable(at, phase, reuse):
 
 @pytest.mark.parametrize("count", [1, 9, 40])
 def test_a_consumer_that_stops_leaves_engine_and_caches_usable(count):
-    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], SpecConfig(max_length=96))
+    config = SpecConfig(max_length=96, num_assistant_tokens=5)
+    engine = SpeculativeEngine(toys.target(), toys.drafts()["noisy"], config)
     stream = engine.stream(toys.PROMPTS, NEW)
     for _ in range(count):
         next(stream)
