@@ -57,6 +57,8 @@ def theirs(model, ids, **options):
 
 
 def ours(model, ids, drafted_by="noisy", **options):
+    """Drafts 5 tokens unless told otherwise; left to itself, so large a draft is turned off."""
+    options.setdefault("spec_config", gaudi_spec.SpecConfig(num_assistant_tokens=5))
     return gaudi_spec.generate(model, ids, assistant_model=draft(drafted_by), **options)
 
 

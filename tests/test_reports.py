@@ -330,6 +330,7 @@ def test_b4_pads_never_count_as_end_of_text(side, drafted_by):
         ids,
         attention_mask=mask,
         assistant_model=toys.drafts()[drafted_by],
+        num_assistant_tokens=5,
         eos_token_id=eos,
         pad_token_id=eos,
         max_new_tokens=30,
@@ -352,7 +353,8 @@ def test_b6_any_listed_end_token_ends_a_text_and_the_drafts_does_not(which):
     model.config.eos_token_id = 2
     model.generation_config.eos_token_id = listed[::-1] if which else listed
     draft.config.eos_token_id = draft.generation_config.eos_token_id = text[indices[3]]
-    got = gaudi_spec.generate(model, prompt[None], assistant_model=draft, max_new_tokens=40)
+    options = {"assistant_model": draft, "num_assistant_tokens": 5, "max_new_tokens": 40}
+    got = gaudi_spec.generate(model, prompt[None], **options)
     assert got[0, len(prompt) :].tolist() == text[: indices[9] + 1]
     assert gaudi_spec.last_report().acceptance_rate == 1.0
 
@@ -448,6 +450,7 @@ def test_b13_an_end_token_is_blocked_at_every_position_below_the_minimum(least, 
     prompt, text = toys.PROMPTS[3], toys.references()[3].tolist()
     options = {"max_new_tokens": 30, "min_new_tokens": least, "eos_token_id": text[:4]}
     want = toys.target().generate(prompt[None], do_sample=False, **options)
+    options["num_assistant_tokens"] = 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none about infeasible lengths, or any other
         got = gaudi_spec.generate(
@@ -636,6 +639,7 @@ def test_e5_left_padding_changes_neither_text_nor_acceptance(family, given):
             model,
             ids,
             assistant_model=toys.drafts(family)["noisy"],
+            num_assistant_tokens=5,
             max_new_tokens=18,
             **options,
         )
@@ -786,7 +790,12 @@ def test_f7_a_second_turn_with_all_ids_equals_one_run():
     for width in (10, 14):
         want = toys.greedy(model, ids[0], width)
         ids = gaudi_spec.generate(
-            model, ids, attention_mask=mask, assistant_model=draft, max_new_tokens=width
+            model,
+            ids,
+            attention_mask=mask,
+            assistant_model=draft,
+            num_assistant_tokens=5,
+            max_new_tokens=width,
         )
         assert torch.equal(ids[0, -width:], want)
         ids = torch.cat([ids, torch.tensor([[9, 33, 21]])], 1)  # the user's next words
@@ -871,9 +880,8 @@ def test_f14_a_saved_use_cache_false_gives_one_warning_and_the_right_text(who):
     for changed in (model, draft) if who == "both" else (model,):
         changed.config.use_cache = changed.generation_config.use_cache = False
     with pytest.warns(UserWarning, match="use_cache") as caught:
-        got = gaudi_spec.generate(
-            model, toys.PROMPTS[3][None], assistant_model=draft, max_new_tokens=30
-        )
+        options = {"assistant_model": draft, "num_assistant_tokens": 5, "max_new_tokens": 30}
+        got = gaudi_spec.generate(model, toys.PROMPTS[3][None], **options)
     assert len(caught) == 1
     assert torch.equal(got[0, 17:], toys.references()[3][:30])
     report = gaudi_spec.last_report()
