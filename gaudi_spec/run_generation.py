@@ -141,7 +141,9 @@ def _tell_idle(args: argparse.Namespace, drafts: bool) -> None:
     needs = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "verifier"), "--do_sample")
     needs = {} if args.do_sample else needs
     if not drafts:
-        needs["num_assistant_tokens"] = "--assistant_model"
+        names = ["num_assistant_tokens", "num_assistant_tokens_schedule"]
+        names += ["assistant_confidence_threshold"]
+        needs |= dict.fromkeys(names, "--assistant_model")
     for name, other in needs.items():
         if getattr(args, name) is not None:
             print(f"--{name} has no effect without {other}.", file=sys.stderr)
