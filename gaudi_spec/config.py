@@ -36,8 +36,11 @@ class SpecConfig:
             draft model), "combined" (prompt lookup, the draft model where nothing matches), or
             the name of an installed plug-in. "auto": the draft model if one is given.
         max_matching_ngram_size: Longest n-gram that prompt lookup matches, 1 to 32.
-        verifier: How drafted tokens are verified where tokens are drawn. "rejection" accepts most;
-            "coupled" gives, token for token, the text that plain sampling with the same seed gives.
+        verifier: How drafted tokens are verified where tokens are drawn. "coupled" gives, token for
+            token, the text that plain sampling with the same seed gives; "rejection" accepts more
+            drafts and follows the same law, but its text depends on K too. None: "coupled" under
+            "auto" and "heuristic", whose K depends on more than the call, so that a seed decides
+            the text; else "rejection".
         batch_size: B, the rows that caches and state are allocated for. None: as many as the
             first call brings.
         max_length: Tokens (prompt and new) that one row can hold, for target and draft alike.
@@ -70,7 +73,7 @@ class SpecConfig:
     assistant_confidence_threshold: float | None = None
     drafter: str = "auto"
     max_matching_ngram_size: int = 2
-    verifier: str = "rejection"
+    verifier: str | None = None
     batch_size: int | None = None
     max_length: int | None = None
     length_multiple: int = 64
@@ -104,7 +107,7 @@ class SpecConfig:
             )
         if self.compile not in ("auto", "graph", "eager"):
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
-        if self.verifier not in ("rejection", "coupled"):
+        if self.verifier not in (None, "rejection", "coupled"):
             raise ConfigError(f"verifier must be rejection or coupled, not {self.verifier!r}.")
         for name in ("prefill_chunks", "kernels"):  # YAML has lists
             if isinstance(getattr(self, name), list):
@@ -158,6 +161,11 @@ class SpecConfig:
         if self.assistant_confidence_threshold is not None:
             return "confidence"
         return "auto" if self.num_assistant_tokens is None else "constant"
+
+    @property
+    def verification(self) -> str:
+        """The verifier's name, where it is left open too."""
+        return self.verifier or ("coupled" if self.policy in ("auto", "heuristic") else "rejection")
 
     @property
     def confidence(self) -> float | None:

@@ -176,6 +176,7 @@ def _add_sampling(group: Any) -> None:
     group.add_argument(
         "--verifier",
         choices=("rejection", "coupled"),
-        help="how drawn tokens are verified: rejection accepts most (default); coupled gives the "
-        "very text of plain sampling with the same seed",
+        help="how drawn tokens are verified: coupled gives the text of plain sampling with the "
+        "same seed (default where K varies by itself); rejection accepts more drafts, but its text "
+        "depends on K too (default with a fixed K)",
     )

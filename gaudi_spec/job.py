@@ -89,7 +89,7 @@ class Job:
     @property
     def reproducible(self) -> bool:
         """Whether plain decoding must give the same text."""
-        return not self.sampling.do_sample or self.engine.config.verifier == "coupled"
+        return not self.sampling.do_sample or self.engine.config.verification == "coupled"
 
     @property
     def plainly_greedy(self) -> bool:

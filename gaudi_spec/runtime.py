@@ -86,7 +86,7 @@ class Runtime:
             widest + 1,
             self.target.vocab_size,
             device.torch_device,
-            config.verifier,
+            config.verification,
         )
         self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
         self._hosted: dict[str, ModelAdapter] = {}
