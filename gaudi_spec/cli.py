@@ -17,6 +17,8 @@ commands:
   generate   generate text with a target and a draft model
   distill    train a small draft for a target
   plan       memory and expected speed-up of a pair, before it is loaded
+  bench      measure a pair against plain decoding and against others
+  plot       draw results of bench
   audit      count compilations, host reads and fallbacks of a pair of models
   doctor     check what is installed and set
 
@@ -43,6 +45,18 @@ def _plan(argv: list[str]) -> int:
     return run(argv)
 
 
+def _bench(argv: list[str]) -> int:
+    from .bench.command import main as run
+
+    return run(argv)
+
+
+def _plot(argv: list[str]) -> int:
+    from .bench.command import plot as run
+
+    return run(argv)
+
+
 def _audit(argv: list[str]) -> int:
     from .audit import main as run
 
@@ -59,6 +73,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "distill": _distill,
     "plan": _plan,
+    "bench": _bench,
+    "plot": _plot,
     "audit": _audit,
     "doctor": _doctor,
 }

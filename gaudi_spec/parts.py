@@ -20,7 +20,8 @@ class Parts:
         target: The target.
         drafter: What proposes, or None; may be replaced.
         blocks: What one part leaves to the next.
-        fused: Draft and verify as one part, where the host has nothing to do in between.
+        fused: Draft and verify as one part, where the host has nothing to do in between; may
+            change between calls.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Parts:
         fused: bool,
     ) -> None:
         self._state, self._target, self.drafter = state, target, drafter
-        self._blocks, self._fused = blocks, fused
+        self._blocks, self.fused = blocks, fused
 
     def of(self, k: int, verified: int, window: int) -> list[tuple[str, int, Work]]:
         """Returns the parts of a cycle: the role, the K that the part depends on, and its work.
@@ -54,7 +55,7 @@ class Parts:
             target.cache.window = window
             return cycle.check(state, target, proposal, kept)
 
-        if self._fused and not state.sampling.on_host:
+        if self.fused and not state.sampling.on_host:
             return [("cycle", k, lambda: check(propose()))]
         rejects = state.rules.structure.verifier == "rejection"
         drawn = k > 0 and rejects and self.drafter is not None and self.drafter.draws

@@ -57,6 +57,7 @@ class Runtime:
     Attributes:
         state: Device state.
         captures: Whether work is captured as graphs here.
+        parts: What a cycle consists of.
         graphs: The graph runner with its counts.
         seconds: Wall time by phase; "cycle" where drafting and verification are one graph.
         trims: Whether proposals are cut by their confidence, so that the host chooses the width of
@@ -95,10 +96,10 @@ class Runtime:
         if kind is not None:
             self.drafter = kind(Context(config, self.target, draft, batch, slots, self._host))
         self.trims = config.confidence is not None and self.drafter is not None
-        self._fused = self.captures and config.fuse_cycle and not self.trims
+        fused = self.captures and config.fuse_cycle and not self.trims
         self._windows = windows(slots, config.bucket_size)
         self.blocks = Blocks(batch, self.target.vocab_size, device.torch_device, config.keep_logits)
-        self.parts = Parts(self.state, self.target, self.drafter, self.blocks, self._fused)
+        self.parts = Parts(self.state, self.target, self.drafter, self.blocks, fused)
         self.times = StepTimes()
         self._fill_seconds = 0.0  # of a token of catching up, at best
         self._built: set[tuple[Structure, bool]] = set()
@@ -129,7 +130,7 @@ class Runtime:
     def reset(self, kept: Sequence[int] = ()) -> None:
         """Starts a new call, to which the first `kept` cache entries of each row are of use."""
         self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
-        if self._fused:
+        if self.parts.fused:
             self.seconds = {"prefill": 0.0, "cycle": 0.0}
         self.prefill_forwards = 0
         if self.drafter is not None:
@@ -177,7 +178,7 @@ class Runtime:
             self.device.synchronize()
             seconds = (time.perf_counter() - begin) / behind
             self._fill_seconds = min(seconds, self._fill_seconds or seconds)
-        self.seconds["cycle" if self._fused else "draft"] += time.perf_counter() - begin
+        self.seconds["cycle" if self.parts.fused else "draft"] += time.perf_counter() - begin
 
     @torch.no_grad()
     def cycle(self, k: int, lengths: list[int], live: list[bool], ahead: int = 0) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ..errors import ConfigError, InputError
 
 
 def built_in() -> dict[str, list[str]]:
-    """Returns the packaged lists by section: "topic" ..., "kind NAME", "held out NAME"."""
+    """Returns the packaged lists by section: "topic" ..., then "kind", "held out", "bench" NAME."""
     text = importlib.resources.files(__package__).joinpath("prompts.txt").read_text("utf-8")
     sections = re.findall(r"^\[(.+)\]\n((?:[^\[\n].*\n)+)", text, re.MULTILINE)
     return {name: body.splitlines() for name, body in sections}
@@ -23,14 +23,22 @@ def built_in() -> dict[str, list[str]]:
 
 def held_out() -> dict[str, list[str]]:
     """Returns the prompts that are never trained on, by kind."""
-    lists = built_in().items()
-    return {name.removeprefix("held out "): v for name, v in lists if name.startswith("held out ")}
+    return section("held out")
+
+
+def section(prefix: str) -> dict[str, list[str]]:
+    """Returns the lists "PREFIX NAME" by NAME."""
+    return {
+        name.removeprefix(f"{prefix} "): texts
+        for name, texts in built_in().items()
+        if name.startswith(f"{prefix} ")
+    }
 
 
 def endless(seed: int) -> Iterator[str]:
     """Yields built-in prompts, kind after kind, each a template filled at random."""
     lists, draw = built_in(), random.Random(seed)
-    kinds = [templates for name, templates in lists.items() if name.startswith("kind ")]
+    kinds = list(section("kind").values())
     while True:
         for templates in kinds:
             yield re.sub(r"\{(\w+)\}", lambda m: draw.choice(lists[m[1]]), draw.choice(templates))

@@ -1,0 +1,1 @@
+"""Measures a pair of models against plain decoding and others' decoding, interleaved."""

@@ -1,0 +1,224 @@
+"""Plots of benchmark results, as PNG files, without a display and in colours everybody can tell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ..errors import GaudiSpecError
+from .figures import leviathan
+
+Row = dict[str, Any]
+# Okabe and Ito's palette without its yellow.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+MARKERS = "osD^vPX"
+PARTS = {"draft": "draft_ms", "verify": "forward_ms", "accept": "accept_ms", "host": "host_ms"}
+
+
+def draw(found: Sequence[dict[str, Any]], directory: Path, optional: bool = False) -> list[str]:
+    """Draws every plot that the results have figures for.
+
+    Args:
+        found: Results of `gaudi-spec bench`.
+        directory: Where `NAME.png` goes.
+        optional: Draw nothing, instead of failing, where matplotlib is missing.
+
+    Returns:
+        The names.
+
+    Raises:
+        GaudiSpecError: matplotlib is missing.
+    """
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        if optional:
+            return []
+        raise GaudiSpecError(
+            'Plots need matplotlib: run pip install "gaudi-spec[bench]".'
+        ) from error
+    rows = [row for result in found for row in result["rows"]]
+    place = "; ".join(dict.fromkeys(_place(result) for result in found))
+    jobs: dict[str, tuple[Callable[..., bool], tuple[float, float]]] = {
+        "throughput_by_batch": (throughput, (7, 4.5)),
+        "acceptance_by_position": (acceptance, (7, 4.5)),
+        "cycle_time": (cycle_time, (8, 4.5)),
+        "speedup": (speedup, (7.5, 5)),
+    }
+    names = []
+    for name, (work, size) in jobs.items():
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")  # no pyplot: Agg
+        axes = figure.add_subplot()
+        if work(figure, axes, rows):
+            figure.supxlabel(place, fontsize=7, color="#555555")
+            figure.savefig(directory / f"{name}.png", dpi=150)
+            names.append(name)
+    return names
+
+
+def _place(result: dict[str, Any]) -> str:
+    models, place = result["models"], result["environment"]
+    pair = " + ".join(name.rstrip("/").rsplit("/", 1)[-1] for name in models.values() if name)
+    return f"{pair}, {result['card']['target_dtype']}; {place['hardware']}; {result['date']}"
+
+
+def throughput(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
+    """Draws decode-only tokens per second by batch size, a line for each K."""
+    key = "decode_tokens_per_second"
+    ours = [r for r in rows if r["contender"] in ("plain", "speculative") and r.get(key)]
+    for i, k in enumerate(sorted({r["num_assistant_tokens"] for r in ours})):
+        some = [r for r in ours if r["num_assistant_tokens"] == k]
+        batches = sorted({r["batch_size"] for r in some})
+        groups = [[r for r in some if r["batch_size"] == b] for b in batches]
+        middle, low, high = (
+            [statistics.harmonic_mean([r[f"{key}{end}"] for r in group]) for group in groups]
+            for end in ("", "_min", "_max")
+        )
+        error = [[m - x for m, x in zip(middle, low)], [x - m for m, x in zip(middle, high)]]
+        label = f"K = {k}" if k else "plain (K = 0)"
+        axes.errorbar(batches, middle, error, label=label, capsize=3, **_style(i))
+    if not ours:
+        return False
+    batches = sorted({r["batch_size"] for r in ours})
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch size (rows)")
+    axes.set_ylabel("decode throughput (emitted tokens/s)")
+    axes.set_title("Throughput by batch size: median, smallest and largest")
+    _legend(axes)
+    return True
+
+
+def acceptance(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
+    """Draws acceptance by block position, a line for each workload at its largest K."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if row.get("acceptance_by_position"):
+            name = row["workload"]
+            wider = row["num_assistant_tokens"] > best.get(name, row)["num_assistant_tokens"]
+            best[name] = row if name not in best or wider else best[name]
+    for i, (name, row) in enumerate(best.items()):
+        rates = row["acceptance_by_position"]
+        label = f"{name} (K = {row['num_assistant_tokens']})"
+        axes.plot(range(1, len(rates) + 1), rates, label=label, **_style(i))
+    if not best:
+        return False
+    longest = max(len(row["acceptance_by_position"]) for row in best.values())
+    axes.set_xticks(range(1, longest + 1))
+    axes.set_xlim(0.5, longest + 0.5)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("position in the block of drafted tokens")
+    axes.set_ylabel("accepted / proposed")
+    axes.set_title("Acceptance by position: a token counts if all before it were accepted")
+    _legend(axes)
+    return True
+
+
+def cycle_time(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
+    """Draws what a cycle's time consists of, a bar for each batch size, K and way of running."""
+    groups: dict[tuple, list[dict[str, float]]] = {}
+    for row in rows:
+        times = _times(row)
+        if times:
+            key = (row["batch_size"], row.get("compile", ""), row["num_assistant_tokens"])
+            groups.setdefault(key, []).append(times)
+    many = {key[:2] for key in groups}
+    labels = [_bar(key, len(many) > 1) for key in sorted(groups)]
+    left = numpy.zeros(len(groups))
+    for i, part in enumerate(PARTS):
+        sizes = [statistics.mean(t.get(part, 0.0) for t in groups[key]) for key in sorted(groups)]
+        name = {"verify": "verify: the target's forward", "accept": "accept and commit"}
+        axes.barh(labels, sizes, left=left, label=name.get(part, part), color=COLOURS[i])
+        left += sizes
+    axes.invert_yaxis()
+    axes.set_xlabel("time of a cycle (ms)")
+    axes.set_title("Where a cycle's time goes")
+    _legend(axes)
+    return bool(groups)
+
+
+def _times(row: Row) -> dict[str, float]:
+    """Returns milliseconds of each part of a cycle; a plain step is all forward and host."""
+    host = max(row.get("host_ms") or 0.0, 0.0)
+    if row["contender"] == "plain" and row.get("cycle_ms"):
+        return {"verify": row["cycle_ms"] - host, "host": host}
+    if row.get("verify_ms") is None:
+        return {}
+    accept = row["accept_ms"]
+    return {
+        "draft": row["draft_ms"],
+        "verify": row["verify_ms"] - accept,
+        "accept": accept,
+        "host": host,
+    }
+
+
+def _bar(key: tuple, named: bool) -> str:
+    batch, mode, k = key
+    text = f"K = {k}" if k else "plain step"
+    return f"{text}, B = {batch}" + f" {mode}".rstrip() if named else text
+
+
+def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
+    """Draws the speed-up that step times allow over K and acceptance, and what was measured.
+
+    The time of a verification is taken as 1 + s K plain steps, with s fitted to the measured ones.
+    """
+    known = [r for r in rows if r.get("verify_cost") and r.get("alpha") is not None]
+    if not known:
+        return False
+    first = min((r["batch_size"], str(r.get("compile", ""))) for r in known)
+    known = [r for r in known if (r["batch_size"], str(r.get("compile", ""))) == first]
+    ks = [r["num_assistant_tokens"] for r in known]
+    draft = statistics.mean(r["draft_cost"] for r in known)
+    slope = sum(k * (r["verify_cost"] - 1) for k, r in zip(ks, known)) / sum(k * k for k in ks)
+    sizes, rates = range(1, max(8, *ks) + 1), numpy.linspace(0, 1, 101)
+    grid = [[leviathan(a, k, draft, max(1 + slope * k, 0.1)) for k in sizes] for a in rates]
+    span = 1 / 2.5, 2.5
+    shades = axes.pcolormesh(
+        sizes, rates, numpy.log(grid), cmap="cividis", shading="nearest", **_limits(span)
+    )
+    lines = axes.contour(sizes, rates, grid, [1.0], colors="white", linewidths=2)
+    axes.clabel(lines, fmt={1.0: "break-even"})
+    values = numpy.log([r["speedup"] for r in known])
+    points = [r["alpha"] for r in known]
+    axes.scatter(
+        ks, points, c=values, cmap="cividis", edgecolors="white", s=90, zorder=3, **_limits(span)
+    )
+    for k, rate, row in zip(ks, points, known):
+        axes.annotate(
+            f"{row['speedup']:.2f}x",
+            (k, rate),
+            xytext=(9, 0),
+            textcoords="offset points",
+            color="white",
+            va="center",
+            fontsize=8,
+        )
+    ticks = [0.4, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5]
+    bar = figure.colorbar(shades, ax=axes, ticks=numpy.log(ticks), extend="both")
+    bar.ax.set_yticklabels([f"{tick:g}x" for tick in ticks])
+    bar.set_label("speed-up over plain decoding")
+    axes.set_xticks(sizes)
+    axes.set_xlabel("K (drafted tokens a cycle)")
+    axes.set_ylabel("acceptance of a tested token")
+    axes.set_title(f"Speed-up: field computed from step times, points measured (B = {first[0]})")
+    return True
+
+
+def _limits(span: tuple[float, float]) -> dict[str, float]:
+    return {"vmin": float(numpy.log(span[0])), "vmax": float(numpy.log(span[1]))}
+
+
+def _style(i: int) -> dict[str, str]:
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+
+
+def _legend(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
