@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Call:
 
     new_tokens: int
     ends: tuple[int, ...] = ()
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 class Contender:
@@ -95,6 +95,7 @@ class Ours(Contender):
             return
         if engine.runtime is None:
             engine.warm_up(batch, length, quiet, call.sampling)
+        assert engine.runtime is not None
         with self._mode():
             like = Request([], [], 0, list(call.ends), call.sampling)
             engine.runtime.warm_up({self.k}, quiet, like)

@@ -19,12 +19,15 @@ def accept_ms(engine: SpeculativeEngine, k: int, call: Call, repetitions: int = 
     The engine has run before; its state is overwritten, as by any call.
     """
     runtime = engine.runtime
+    assert runtime is not None
     state, rows = runtime.state, runtime.state.batch
     prompt = torch.zeros(2, dtype=torch.long)
     state.reset([prompt] * rows, [state.slots - 2] * rows, 0, list(call.ends), call.sampling)
     runtime.held = [[] for _ in runtime.held]
-    drawn = k > 0 and state.rules.structure.verifier == "rejection" and runtime.drafter.draws
+    rejects = state.rules.structure.verifier == "rejection"
+    drawn = rejects and runtime.drafter is not None and runtime.drafter.draws
     block = runtime.blocks.proposal(k, drawn)
+    block.n_proposed.zero_()  # a row commits one token each time, and stays inside its buffer
     if block.probs is not None:
         block.probs.fill_(1 / block.probs.shape[-1])
     logits = torch.randn(rows, k + 1, runtime.target.vocab_size).to(state.device)

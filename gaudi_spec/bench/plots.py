@@ -11,6 +11,7 @@ import numpy
 
 from ..errors import GaudiSpecError
 from .figures import leviathan
+from .rows import varied
 
 Row = dict[str, Any]
 # Okabe and Ito's palette without its yellow.
@@ -70,8 +71,8 @@ def throughput(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     """Draws decode-only tokens per second by batch size, a line for each K."""
     key = "decode_tokens_per_second"
     ours = [r for r in rows if r["contender"] in ("plain", "speculative") and r.get(key)]
-    for i, k in enumerate(sorted({r["num_assistant_tokens"] for r in ours})):
-        some = [r for r in ours if r["num_assistant_tokens"] == k]
+    for i, (k, variant) in enumerate(sorted({_line(r, ours) for r in ours})):
+        some = [r for r in ours if _line(r, ours) == (k, variant)]
         batches = sorted({r["batch_size"] for r in some})
         groups = [[r for r in some if r["batch_size"] == b] for b in batches]
         middle, low, high = (
@@ -79,7 +80,7 @@ def throughput(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
             for end in ("", "_min", "_max")
         )
         error = [[m - x for m, x in zip(middle, low)], [x - m for m, x in zip(middle, high)]]
-        label = f"K = {k}" if k else "plain (K = 0)"
+        label = (f"K = {k}" if k else "plain (K = 0)") + variant
         axes.errorbar(batches, middle, error, label=label, capsize=3, **_style(i))
     if not ours:
         return False
@@ -87,10 +88,23 @@ def throughput(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size (rows)")
-    axes.set_ylabel("decode throughput (emitted tokens/s)")
+    several = len({r["workload"] for r in ours}) > 1
+    mean = ", mean of the workloads" if several else ""
+    axes.set_ylabel(f"decode throughput (emitted tokens/s{mean})")
     axes.set_title("Throughput by batch size: median, smallest and largest")
     _legend(axes)
     return True
+
+
+def _line(row: Row, rows: Sequence[Row]) -> tuple[int, str]:
+    """Returns K, and the settings that not all rows share, as text."""
+    mine = varied(row)
+    different = [
+        str(value)
+        for key, value in mine.items()
+        if len({str(other.get(key)) for other in rows}) > 1
+    ]
+    return row["num_assistant_tokens"], "".join(f", {value}" for value in different)
 
 
 def acceptance(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
@@ -98,7 +112,7 @@ def acceptance(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     best: dict[str, Row] = {}
     for row in rows:
         if row.get("acceptance_by_position"):
-            name = row["workload"]
+            name = row["workload"] + _line(row, rows)[1]
             wider = row["num_assistant_tokens"] > best.get(name, row)["num_assistant_tokens"]
             best[name] = row if name not in best or wider else best[name]
     for i, (name, row) in enumerate(best.items()):
@@ -120,14 +134,16 @@ def acceptance(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
 
 def cycle_time(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     """Draws what a cycle's time consists of, a bar for each batch size, K and way of running."""
-    groups: dict[tuple, list[dict[str, float]]] = {}
-    for row in rows:
-        times = _times(row)
-        if times:
-            key = (row["batch_size"], row.get("compile", ""), row["num_assistant_tokens"])
-            groups.setdefault(key, []).append(times)
-    many = {key[:2] for key in groups}
-    labels = [_bar(key, len(many) > 1) for key in sorted(groups)]
+    known = [(row, times) for row in rows if (times := _times(row))]
+    ours = [row for row, _ in known]
+    groups: dict[tuple[int, str, int], list[dict[str, float]]] = {}
+    for row, times in known:
+        k, variant = _line(row, ours)
+        groups.setdefault((row["batch_size"], variant, k), []).append(times)
+    labels = [
+        (f"K = {k}" if k else "plain step") + f", B = {batch}{variant}"
+        for batch, variant, k in sorted(groups)
+    ]
     left = numpy.zeros(len(groups))
     for i, part in enumerate(PARTS):
         sizes = [statistics.mean(t.get(part, 0.0) for t in groups[key]) for key in sorted(groups)]
@@ -157,12 +173,6 @@ def _times(row: Row) -> dict[str, float]:
     }
 
 
-def _bar(key: tuple, named: bool) -> str:
-    batch, mode, k = key
-    text = f"K = {k}" if k else "plain step"
-    return f"{text}, B = {batch}" + f" {mode}".rstrip() if named else text
-
-
 def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     """Draws the speed-up that step times allow over K and acceptance, and what was measured.
 
@@ -171,8 +181,8 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     known = [r for r in rows if r.get("verify_cost") and r.get("alpha") is not None]
     if not known:
         return False
-    first = min((r["batch_size"], str(r.get("compile", ""))) for r in known)
-    known = [r for r in known if (r["batch_size"], str(r.get("compile", ""))) == first]
+    batch, variant = min((r["batch_size"], _line(r, known)[1]) for r in known)
+    known = [r for r in known if (r["batch_size"], _line(r, known)[1]) == (batch, variant)]
     ks = [r["num_assistant_tokens"] for r in known]
     draft = statistics.mean(r["draft_cost"] for r in known)
     slope = sum(k * (r["verify_cost"] - 1) for k, r in zip(ks, known)) / sum(k * k for k in ks)
@@ -180,14 +190,14 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     grid = [[leviathan(a, k, draft, max(1 + slope * k, 0.1)) for k in sizes] for a in rates]
     span = 1 / 2.5, 2.5
     shades = axes.pcolormesh(
-        sizes, rates, numpy.log(grid), cmap="cividis", shading="nearest", **_limits(span)
+        sizes, rates, numpy.log(grid), cmap="PuOr_r", shading="nearest", **_limits(span)
     )
-    lines = axes.contour(sizes, rates, grid, [1.0], colors="white", linewidths=2)
+    lines = axes.contour(sizes, rates, grid, [1.0], colors="black", linewidths=1.5)
     axes.clabel(lines, fmt={1.0: "break-even"})
     values = numpy.log([r["speedup"] for r in known])
     points = [r["alpha"] for r in known]
     axes.scatter(
-        ks, points, c=values, cmap="cividis", edgecolors="white", s=90, zorder=3, **_limits(span)
+        ks, points, c=values, cmap="PuOr_r", edgecolors="black", s=90, zorder=3, **_limits(span)
     )
     for k, rate, row in zip(ks, points, known):
         axes.annotate(
@@ -195,18 +205,19 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
             (k, rate),
             xytext=(9, 0),
             textcoords="offset points",
-            color="white",
             va="center",
             fontsize=8,
         )
     ticks = [0.4, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5]
     bar = figure.colorbar(shades, ax=axes, ticks=numpy.log(ticks), extend="both")
     bar.ax.set_yticklabels([f"{tick:g}x" for tick in ticks])
-    bar.set_label("speed-up over plain decoding")
+    bar.set_label("speed-up over plain decoding", labelpad=8)
     axes.set_xticks(sizes)
     axes.set_xlabel("K (drafted tokens a cycle)")
     axes.set_ylabel("acceptance of a tested token")
-    axes.set_title(f"Speed-up: field computed from step times, points measured (B = {first[0]})")
+    axes.set_title(
+        f"Speed-up: field computed from step times, points measured (B = {batch}{variant})"
+    )
     return True
 
 

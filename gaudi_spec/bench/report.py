@@ -1,4 +1,4 @@
-"""Results as text: Markdown for people, CSV and JSON for programs, and a directory with all of it."""
+"""Results as Markdown for people, CSV and JSON for programs, and a directory with all of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from . import plots
+from .rows import varied
 
 Row = dict[str, Any]
 
@@ -137,14 +138,13 @@ def table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
 
 def identity(rows: Sequence[Row]) -> dict[str, str]:
     """Returns the columns that tell rows apart: contender and K, and whatever differs."""
-    titles = {"contender": "contender", "num_assistant_tokens": "K"}
-    for row in rows:
-        for key in list(row)[: list(row).index("input_tokens")]:
-            if len({str(r.get(key)) for r in rows if key in r}) > 1:
-                titles.setdefault(key, key)
-    if len({r["max_new_tokens"] for r in rows}) > 1:
-        titles["max_new_tokens"] = "new tokens"
-    return {title: key for key, title in titles.items()}
+    titles = {"contender": "contender", "K": "num_assistant_tokens"}
+    more = {"workload": "workload", "B": "batch_size", "new tokens": "max_new_tokens"}
+    more |= {key: key for row in rows for key in varied(row)}
+    for title, key in more.items():
+        if len({str(row[key]) for row in rows if key in row}) > 1:
+            titles[title] = key
+    return titles
 
 
 def cell(row: Row, key: str) -> str:

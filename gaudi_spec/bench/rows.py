@@ -13,6 +13,9 @@ from .contenders import Call, Contender, Ours
 from .figures import Round
 from .parts import accept_ms
 
+# The settings that were varied stand between these two keys of a row.
+LAST_FIXED, FIRST_SIZE = "num_assistant_tokens", "input_tokens"
+
 
 @dataclass
 class Entry:
@@ -33,7 +36,7 @@ class Entry:
     plain: Entry | None = None
     parts: Entry | None = None
     hidden: bool = False
-    rounds: list[Round] = field(default_factory=list)
+    rounds: Sequence[Round] = ()
     warmup: float = 0.0
 
 
@@ -68,6 +71,12 @@ def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
         values |= counted(entry, entry.contender)
         values |= _times(entry, entry.contender, call, step, values.get("speedup"))
     return values
+
+
+def varied(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that a row names: what stands between its K and its sizes."""
+    keys = list(row)
+    return {k: row[k] for k in keys[keys.index(LAST_FIXED) + 1 : keys.index(FIRST_SIZE)]}
 
 
 def against(entry: Entry, plain: Entry, call: Call) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..engine import SpeculativeEngine
 from ..loading import Pair
 from .card import Card
 from .contenders import Call, Contender, LlamaCpp, Ours, Transformers
-from .figures import Round, Sample
+from .figures import Sample
 from .rows import Entry, row
 from .workloads import Workload
 
@@ -45,7 +45,7 @@ class Plan:
     sizes: list[int]
     settings: list[tuple[dict[str, Any], SpecConfig]]
     whole: bool
-    call: Call = Call(0)
+    call: Call
     baselines: tuple[str, ...] = BASELINES
     gguf: str | None = None
     repetitions: int = 3
@@ -68,19 +68,17 @@ def interleave(
     call: Call,
     repetitions: int,
     tick: Callable[[], object],
-) -> list[list[Round]]:
+) -> list[list[list[Sample]]]:
     """Runs A B A B ...: every contender in turn on each batch, so that all see the same noise.
 
     Returns:
         For each contender, for each repetition, its samples.
     """
-    rounds: list[list[list[Sample]]] = [[] for _ in contenders]
-    for _ in range(repetitions):
-        for found in rounds:
-            found.append([])
+    rounds: list[list[list[Sample]]] = [[[] for _ in range(repetitions)] for _ in contenders]
+    for repetition in range(repetitions):
         for prompts in batches:
             for contender, found in zip(contenders, rounds):
-                found[-1] += contender.run(prompts, call)
+                found[repetition] += contender.run(prompts, call)
                 tick()
     return rounds
 
