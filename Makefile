@@ -29,7 +29,7 @@ $(if $(GPU),,$(PIP_INSTALL) "$(CPU_TORCH)" 2>/dev/null ||) $(PIP_INSTALL) torch)
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-hpu test-newest lint wheel clean
+.PHONY: help demo test test-all test-hpu test-newest benchmarks lint wheel clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z.-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +61,9 @@ test-hpu: .venv/.stamp ## Run the tests that need a Gaudi card.
 
 test-newest: .venv-newest/.stamp ## Run the tests that need no weights on the newest Transformers.
 	.venv-newest/bin/python -m pytest tests -m "not hpu and not cuda and not slow and not model"
+
+benchmarks: .venv/.stamp ## Measure on this machine (nothing else should run), and write docs/benchmarks.md.
+	.venv/bin/python docs/make_benchmarks.py --measure
 
 lint: .venv/.stamp ## Check style and format.
 	.venv/bin/ruff check .

@@ -28,7 +28,7 @@ EXTRAS = {
     "audio": ["soundfile"],
     "demo": ["gguf", "accelerate"],
 }
-EXTRAS["test"] = ["pytest", "hypothesis", *EXTRAS["demo"]]
+EXTRAS["test"] = ["pytest", "hypothesis", *EXTRAS["bench"], *EXTRAS["demo"]]
 EXTRAS["dev"] = ["ruff==0.17.6", "mypy==2.4.1", "types-PyYAML", "types-tqdm", *EXTRAS["test"]]
 EXTRAS["all"] = sorted({requirement for group in EXTRAS.values() for requirement in group})
 

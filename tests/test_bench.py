@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import runpy
+import shlex
 import sys
 import types
 from contextlib import nullcontext
@@ -28,6 +30,7 @@ from gaudi_spec.metrics import Report
 from gaudi_spec.sampling.options import Sampling
 
 CARD = card.Card(card.Size(10, 1000, 10), card.Size(1, 100, 1), bandwidth=1e6)
+DOCS = Path(__file__).parents[1] / "docs"
 PROMPTS = [prompt.tolist() for prompt in toys.PROMPTS]
 
 
@@ -515,3 +518,34 @@ def test_plot_refuses_other_files(tmp_path, capsys, content):
         path.write_text(content)
     assert main(["plot", str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --- the page
+
+
+def test_the_page_is_made_of_the_committed_files():
+    maker = runpy.run_path(str(DOCS / "make_benchmarks.py"))
+    page = DOCS / "benchmarks.md"
+    assert page.exists() == bool(maker["files"]())
+    assert {path.stem for path in DOCS.glob("benchmarks/*.json")} <= set(maker["RUNS"])
+    if page.exists():
+        assert page.read_text(encoding="utf-8") == maker["page"](), "run docs/make_benchmarks.py"
+
+
+def test_the_page_names_machine_date_and_command(tmp_path, bench):
+    _, out, _ = bench("latency", "--baselines", "none")
+    found = last(out)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "sweep.json").write_text(json.dumps(found))
+    maker = runpy.run_path(str(DOCS / "make_benchmarks.py"))
+    maker["page"].__globals__["DOCS"] = tmp_path
+    assert maker["main"]([]) == 0
+    page = (tmp_path / "benchmarks.md").read_text()
+    for key in ("date", "command"):
+        assert found[key] in page
+    assert found["environment"]["hardware"] in page
+
+
+def test_the_commands_of_the_page_parse():
+    for command in runpy.run_path(str(DOCS / "make_benchmarks.py"))["RUNS"].values():
+        flags.check(flags.parser().parse_args(shlex.split(command)))

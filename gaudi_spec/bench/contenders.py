@@ -161,7 +161,10 @@ class Transformers(Contender):
         if not self.k:
             return [self._run(prompts, call, {})]
         if self._lookup:
-            return [self._run([p], call, {"prompt_lookup_num_tokens": self.k}) for p in prompts]
+            how: dict[str, Any] = {"prompt_lookup_num_tokens": self.k}
+            if not call.ends:
+                how["eos_token_id"] = [-1]  # without an end Transformers 4.55 fails
+            return [self._run([p], call, how) for p in prompts]
         with _draft_length(self.pair.draft, self.k):
             return [self._run([p], call, {"assistant_model": self.pair.draft}) for p in prompts]
 
@@ -181,10 +184,9 @@ class Transformers(Contender):
                 attention_mask=mask.to(device),
                 max_new_tokens=call.new_tokens,
                 do_sample=call.sampling.do_sample,
-                eos_token_id=list(call.ends) or None,
                 pad_token_id=0,
                 streamer=stamps,
-                **how,
+                **{"eos_token_id": list(call.ends) or None, **how},
             )
             seconds = time.perf_counter() - begin
         return stamps.sample(len(prompts), seconds, call.ends, counted=not self.k)

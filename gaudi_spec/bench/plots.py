@@ -207,6 +207,7 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
             textcoords="offset points",
             va="center",
             fontsize=8,
+            bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 1},
         )
     ticks = [0.4, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5]
     bar = figure.colorbar(shades, ax=axes, ticks=numpy.log(ticks), extend="both")
