@@ -222,11 +222,10 @@ def test_contenders_decode_the_same_text(name, ended, pair):
     config = SpecConfig(num_assistant_tokens=3)
     engine = SpeculativeEngine(pair.target, pair.draft, config)
     lookup = SpeculativeEngine(pair.target, None, config.replace(drafter="ngram"))
-    sizes = frozenset({0, 3})
     contender = {
-        "plain": Ours(engine, 0, sizes, "plain"),
-        "ours": Ours(engine, 3, sizes, "ours"),
-        "lookup": Ours(lookup, 3, sizes, "lookup"),
+        "plain": Ours(engine, 0, "plain"),
+        "ours": Ours(engine, 3, "ours"),
+        "lookup": Ours(lookup, 3, "lookup"),
         "transformers": Transformers(pair),
         "assisted": Transformers(pair, 3),
         "hf-lookup": Transformers(pair, 3, lookup=True),
@@ -244,7 +243,7 @@ def test_contenders_decode_the_same_text(name, ended, pair):
 
 def test_counts_are_those_of_the_report(pair):
     config = SpecConfig(num_assistant_tokens=3)
-    ours = Ours(SpeculativeEngine(pair.target, pair.draft, config), 3, frozenset({3}), "ours")
+    ours = Ours(SpeculativeEngine(pair.target, pair.draft, config), 3, "ours")
     (sample,) = ours.run(PROMPTS, Call(20))
     facts = ours.engine.report.to_dict()
     found = counted(Entry(ours, rounds=[[sample]]), ours)
@@ -259,7 +258,7 @@ def test_counts_are_those_of_the_report(pair):
 
 def test_a_block_arrives_at_once(pair):
     engine = SpeculativeEngine(pair.target, pair.target, SpecConfig(num_assistant_tokens=4))
-    (sample,) = Ours(engine, 4, frozenset({4}), "ours").run([PROMPTS[2]], Call(20))
+    (sample,) = Ours(engine, 4, "ours").run([PROMPTS[2]], Call(20))
     (times,) = sample.arrivals
     assert [times.count(t) for t in sorted(set(times))] == [5, 5, 5, 5]
     assert sample.decode_tokens == 15 and sample.steps == 3
@@ -313,6 +312,7 @@ def test_lists_and_ranges():
     assert read("1,2,4") == [1, 2, 4] and read("1-4") == [1, 2, 3, 4]
     assert read("1-9+4") == [1, 5, 9] and read("16-128*2") == [16, 32, 64, 128]
     assert read("0,2", 0) == [0, 2] and read("2,2") == [2]
+    assert flags.sizes("auto,1-4*2,1") == [None, 1, 2, 4]
 
 
 def test_any_setting_can_be_varied():
@@ -420,6 +420,27 @@ def test_steps(bench):
     assert "host share" in out
 
 
+def test_sampled(bench):
+    """With one seed and the coupled verifier everybody of ours draws the same text."""
+    sampled = ("--do_sample", "--temperature", "0.8", "--num_assistant_tokens", "2")
+    code, out, err = bench("latency", *sampled, "--verifier", "coupled")
+    assert code == 0, err
+    rows = last(out)["rows"]
+    assert all("same_text" not in row for row in rows) and len(rows) == 4
+    assert all(row["emitted_tokens"] == 8 for row in rows)
+    assert rows[1]["accept_ms"] > 0 and rows[0]["verifier"] == "coupled"
+
+
+def test_what_the_settings_choose(bench):
+    """`auto` leaves K to the engine; its row is not one of a constant K."""
+    code, out, err = bench("sweep", "--num_assistant_tokens", "auto,2", "--baselines", "none")
+    assert code == 0, err
+    plain, ours, two = last(out)["rows"]
+    assert (plain["num_assistant_tokens"], two["num_assistant_tokens"]) == (0, 2)
+    assert ours["contender"] == "scheduled" and ours["num_assistant_tokens"] is None
+    assert ours["speedup"] > 0 and ours["same_text"] == 1.0 and "draft_ms" not in ours
+
+
 def test_without_a_draft(checkpoints, capsys, small_card):
     base = ["--model", str(checkpoints[0]), "--input_len", "5", "--max_new_tokens", "4", "-q"]
     assert main(["bench", "latency", *base, "-r", "1", "--baselines", "none"]) == 0
@@ -451,6 +472,7 @@ def test_graphs_on_the_emulator_time_their_parts(bench):
         (["latency", "--baselines", "vllm"], "--baselines takes"),
         (["latency", "--set", "sync_evry=2"], "did you mean 'sync_every'"),
         (["latency", "--set", "sync_every"], "NAME=VALUE"),
+        (["latency", "--set", "batch_size=2"], "has a flag"),
         (["latency", "--num_assistant_tokens", "40"], "num_assistant_tokens"),
         (["latency", "--max_new_tokens", "400"], "takes 256"),
     ],

@@ -15,17 +15,17 @@ import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from .. import results
+from ..config import SpecConfig
 from ..device import get_device
 from ..drafters.registry import pick
 from ..errors import ConfigError, InputError
 from ..loading import Pair, Source, load_pair
 from ..models.support import max_positions, vocabulary
 from ..options import resolve_options
-from ..sampling.options import Sampling
 from . import flags, plots, report, steps, workloads
 from .card import Card, describe
 from .contenders import Call, LlamaCpp
-from .session import Plan, Session
+from .session import Plan, Session, needs_draft
 from .workloads import Workload
 
 SCHEMA_VERSION = 1
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         result["rows"].append(steps.with_sums(row) if args.what == "steps" else row)
     result["memory_gb"] = device.memory()
     if args.what == "steps" and not args.no_start_times:
-        result["start"] = steps.starts(_model_flags(args), (plan.sizes or [1])[0])
+        result["start"] = steps.starts(_model_flags(args), next(filter(None, plan.sizes), 1))
     if args.output_dir:
         report.write(result, args.output_dir)
     text = report.text(result, args.output)
@@ -89,13 +89,17 @@ def _load(args: argparse.Namespace, device: Any) -> Pair:
 
 
 def _plan(args: argparse.Namespace, pair: Pair) -> Plan:
-    options = resolve_options(pair.target, pair.draft, 0, None, {"max_new_tokens": 1})
+    asked: dict[str, Any] = {"do_sample": args.do_sample}
+    if args.temperature is not None:
+        asked["temperature"] = args.temperature
+    wanted = {**asked, "max_new_tokens": 1, "seed": args.seed}
+    options = resolve_options(pair.target, pair.draft, 0, None, wanted)
     settings = flags.settings(args)
-    drafting = [pick(config.drafter, pair.draft is not None) for _, config in settings]
+    drafting = [_drafts(config, pair) for _, config in settings]
     given, sizes = args.num_assistant_tokens, []
     if all(drafting):
         own = options.num_assistant_tokens or settings[0][1].num_assistant_tokens
-        sizes = flags.numbers("num_assistant_tokens", given or str(own), least=0)
+        sizes = flags.sizes(given or str(own or flags.AUTO))
     elif given and args.what != "steps":
         raise ConfigError(
             "--num_assistant_tokens needs something that drafts: give --assistant_model, or "
@@ -104,17 +108,14 @@ def _plan(args: argparse.Namespace, pair: Pair) -> Plan:
     batches = flags.numbers("batch_size", args.batch_size)
     found = _workloads(args, pair, max(batches))
     budgets = flags.numbers("max_new_tokens", args.max_new_tokens)
-    sampling = Sampling()
-    if args.do_sample:
-        sampling = Sampling(do_sample=True, temperature=args.temperature, seed=args.seed)
     plan = Plan(
         workloads=found,
         batches=batches,
         budgets=budgets,
-        sizes=[k for k in sizes if k],
+        sizes=[k for k in sizes if k != 0],
         settings=settings,
         whole=args.what in ("throughput", "sweep"),
-        call=Call(0, () if args.ignore_eos else options.eos_token_ids, sampling),
+        call=Call(0, () if args.ignore_eos else options.eos_token_ids, options.sampling, asked),
         baselines=flags.baselines(args),
         gguf=args.gguf,
         repetitions=args.repetitions,
@@ -128,6 +129,11 @@ def _plan(args: argparse.Namespace, pair: Pair) -> Plan:
             f"{limit}: lower --max_new_tokens or --input_len."
         )
     return plan
+
+
+def _drafts(config: SpecConfig, pair: Pair) -> bool:
+    """Returns whether anything drafts; a drafter that cannot be had is an error."""
+    return pick(config.drafter, needs_draft(config, pair)) is not None
 
 
 def _workloads(args: argparse.Namespace, pair: Pair, batch: int) -> list[Workload]:
@@ -148,6 +154,8 @@ def _workloads(args: argparse.Namespace, pair: Pair, batch: int) -> list[Workloa
 def _notes(plan: Plan) -> list[str]:
     """Returns what a reader must know besides the figures."""
     notes = []
+    if not plan.warmup:
+        notes.append("No warm-up: the first repetition holds what a first use costs.")
     missing = LlamaCpp.missing(plan.gguf)
     if "llama.cpp" in plan.baselines and missing:
         notes.append(missing)

@@ -30,12 +30,15 @@ class Call:
     Attributes:
         new_tokens: Budget of each row.
         ends: Ids that end a text; none: it goes on to its budget.
-        sampling: How tokens are chosen; `do_sample` and `temperature` hold for everybody.
+        sampling: How tokens are chosen: what Transformers makes of the models' own settings and
+            of what it is told, which is `asked`.
+        asked: Options of `generate`.
     """
 
     new_tokens: int
     ends: tuple[int, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    asked: dict[str, Any] = field(default_factory=dict)
 
 
 class Contender:
@@ -43,11 +46,11 @@ class Contender:
 
     Attributes:
         name: In the results.
-        k: Draft tokens of a cycle; 0 decodes plainly.
+        k: Draft tokens of a cycle; 0 decodes plainly, None: it varies.
     """
 
     name: str
-    k: int = 0
+    k: int | None = 0
 
     def build(self, batch: int, length: int, call: Call, quiet: bool) -> None:
         """Makes everything ready for rows of up to `length` tokens; most need nothing."""
@@ -57,21 +60,12 @@ class Contender:
         raise NotImplementedError
 
 
-class Pinned(Constant):
-    """Always K = `k`, by an engine that has graphs for all of `sizes`."""
-
-    def __init__(self, k: int, sizes: frozenset[int]) -> None:
-        super().__init__(k)
-        self.sizes = sizes
-
-
 class Ours(Contender):
     """The engine with one K. Several K share an engine, and K = 0 is plain static decoding.
 
     Args:
-        engine: Its settings.
-        k: K.
-        sizes: Every K that the engine will be used with.
+        engine: Its `num_assistant_tokens` is the largest K that it is used with.
+        k: K; None leaves it to the engine's settings.
         name: In the results.
         fused: False runs drafting and verification apart, to time them.
     """
@@ -79,13 +73,12 @@ class Ours(Contender):
     def __init__(
         self,
         engine: SpeculativeEngine,
-        k: int,
-        sizes: frozenset[int],
+        k: int | None,
         name: str,
         fused: bool = True,
     ) -> None:
         self.engine, self.k, self.name = engine, k, name
-        self._schedule = Pinned(k, sizes)
+        self._schedule = None if k is None else Constant(k)
         self._fused = fused
 
     def build(self, batch: int, length: int, call: Call, quiet: bool) -> None:
@@ -98,7 +91,7 @@ class Ours(Contender):
         assert engine.runtime is not None
         with self._mode():
             like = Request([], [], 0, list(call.ends), call.sampling)
-            engine.runtime.warm_up({self.k}, quiet, like)
+            engine.runtime.warm_up(set() if self.k is None else {self.k}, quiet, like)
 
     def run(self, prompts: Prompts, call: Call) -> list[Sample]:
         """Decodes; all tokens of a cycle arrive together."""
@@ -172,9 +165,6 @@ class Transformers(Contender):
         width, device = max(map(len, prompts)), self.pair.target.device
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        if call.sampling.do_sample:
-            how = {**how, "temperature": call.sampling.temperature, "top_k": 0, "top_p": 1.0}
-            torch.manual_seed(call.sampling.seed or 0)
         stamps = _Stamps()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -183,10 +173,14 @@ class Transformers(Contender):
                 ids.to(device),
                 attention_mask=mask.to(device),
                 max_new_tokens=call.new_tokens,
-                do_sample=call.sampling.do_sample,
                 pad_token_id=0,
                 streamer=stamps,
-                **{"eos_token_id": list(call.ends) or None, **how},
+                **{
+                    "do_sample": False,
+                    "eos_token_id": list(call.ends) or None,
+                    **call.asked,
+                    **how,
+                },
             )
             seconds = time.perf_counter() - begin
         return stamps.sample(len(prompts), seconds, call.ends, counted=not self.k)
@@ -264,12 +258,14 @@ class LlamaCpp(Contender):
         return [self._run(prompt, call) for prompt in prompts]
 
     def _run(self, prompt: list[int], call: Call) -> Sample:
-        temperature = call.sampling.temperature if call.sampling.do_sample else 0.0
+        chosen = call.sampling
+        how = {"temp": chosen.temperature if chosen.do_sample else 0.0, "top_k": chosen.top_k}
+        how |= {"top_p": chosen.top_p, "min_p": chosen.min_p or 0.0}
         tokens: list[int] = []
         arrivals: list[float] = []
         self._model.reset()  # or what the prompt shares with the last one is not read again
         begin = time.perf_counter()
-        for token in self._model.generate(prompt, temp=temperature, top_k=0, top_p=1.0, min_p=0.0):
+        for token in self._model.generate(prompt, **how):
             tokens.append(int(token))
             arrivals.append(time.perf_counter() - begin)
             if len(tokens) == call.new_tokens or token in call.ends:

@@ -18,6 +18,8 @@ from . import workloads
 from .session import BASELINES
 
 STEPS_SIZES = "1,2,4,8"
+AUTO = "auto"  # in a list of K: what the settings choose
+OWN_FLAG = ("num_assistant_tokens", "batch_size", "max_length")  # or sized by the prompts
 ABOUT = {
     "latency": "one batch, over and over",
     "throughput": "all prompts of a workload, a batch at a time",
@@ -69,14 +71,17 @@ def _work(group: Any, name: str) -> None:
         help="go on after end of text, to the budget",
     )
     group.add_argument("--do_sample", action="store_true", help="draw tokens; default: greedy")
-    group.add_argument("--temperature", type=float, default=1.0, help="of the draw")
+    group.add_argument("--temperature", type=float, help="of the draw")
     group.add_argument("--seed", type=int, default=0, help="of the draw and of random prompts")
 
 
 def _axes(group: Any, name: str) -> None:
     sizes = STEPS_SIZES if name == "steps" else None
+    own = "the draft's own"
     group.add_argument(
-        "--num_assistant_tokens", default=sizes, help=f"K (default: {sizes or 'the draft'}'s own)"
+        "--num_assistant_tokens",
+        default=sizes,
+        help=f"K, or auto: as SpecConfig chooses (default: {sizes or own})",
     )
     group.add_argument("--drafter", help="auto, model, ngram, combined or a plug-in")
     group.add_argument("--verifier", help="of drawn tokens: rejection or coupled")
@@ -139,6 +144,14 @@ def _range(first: int, last: int, operation: str, by: int) -> Iterator[int]:
         first = following
 
 
+def sizes(text: str) -> list[int | None]:
+    """Reads K: numbers, ranges, and `auto`, which is None."""
+    found: list[int | None] = []
+    for part in text.split(","):
+        found += [None] if part == AUTO else numbers("num_assistant_tokens", part, 0)
+    return list(dict.fromkeys(found))
+
+
 def settings(args: argparse.Namespace) -> list[tuple[dict[str, Any], SpecConfig]]:
     """Returns every combination of settings, each with the values of what was named.
 
@@ -152,6 +165,8 @@ def settings(args: argparse.Namespace) -> list[tuple[dict[str, Any], SpecConfig]
             axes[name] = getattr(args, name).split(",")
     for text in args.set:
         name, equals, values = text.partition("=")
+        if name.strip() in OWN_FLAG:
+            raise ConfigError(f"{name.strip()} is not for --set: it has a flag, or follows others.")
         try:
             axes[name.strip()] = yaml.safe_load(f"[{values}]")
         except yaml.YAMLError:
@@ -201,7 +216,8 @@ def check(args: argparse.Namespace) -> None:
         if text is None:
             continue
         many = args.what == "sweep" or (args.what, name) == ("steps", "num_assistant_tokens")
-        if len(numbers(name, text, least)) > 1 and not many:
+        found = sizes(text) if name == "num_assistant_tokens" else numbers(name, text, least)
+        if len(found) > 1 and not many:
             raise ConfigError(
                 f"{args.what} takes one --{name}, not {text}: lists are for gaudi-spec bench sweep."
             )

@@ -62,10 +62,12 @@ def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
         values |= against(entry, entry.plain, call)
     step = middle(figures.step_ms, entry.rounds)
     if step is not None:
+        values["cycle_ms"] = step
+    if step is not None and entry.contender.k is not None:
         rows = max(len(sample.tokens) for sample in every)
         context = prompt + figures.mean_length(every) / 2
         used = card.utilisation(rows, context, entry.contender.k, step / 1000)
-        values |= {"cycle_ms": step, "bandwidth_utilisation": used}
+        values["bandwidth_utilisation"] = used
     values["warmup_seconds"] = entry.warmup
     if isinstance(entry.contender, Ours):
         values |= counted(entry, entry.contender)
@@ -123,7 +125,7 @@ def _times(
     if busy is None or step is None:
         return {}
     values: dict[str, Any] = {"host_ms": step - busy, "host_share": (step - busy) / step}
-    if entry.plain is None or entry.parts is None:
+    if entry.plain is None or entry.parts is None or contender.k is None:
         return values
     plain = _phases(entry.plain, "cycle", "draft", "verify")
     draft, verify = _phases(entry.parts, "draft"), _phases(entry.parts, "verify")

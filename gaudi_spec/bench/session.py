@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Plan:
         workloads: Prompts.
         batches: Every B.
         budgets: Every number of new tokens.
-        sizes: Every K but 0; none where nothing drafts.
+        sizes: Every K but 0, None being what the settings choose; none where nothing drafts.
         settings: What is varied, by name, and the settings with it.
         whole: Use all prompts of a workload, B at a time; else the first B.
         call: Ends and sampling; the budget is replaced.
@@ -42,7 +43,7 @@ class Plan:
     workloads: list[Workload]
     batches: list[int]
     budgets: list[int]
-    sizes: list[int]
+    sizes: list[int | None]
     settings: list[tuple[dict[str, Any], SpecConfig]]
     whole: bool
     call: Call
@@ -106,7 +107,7 @@ class Session:
         for batch in self.plan.batches:
             entries = self._entries(batch)
             for workload, budget in self.plan.cases(batch):
-                call = Call(budget, self.plan.call.ends, self.plan.call.sampling)
+                call = dataclasses.replace(self.plan.call, new_tokens=budget)
                 self._measure(entries, workload, batch, call)
                 yield from self._rows(entries, workload, batch, call)
 
@@ -114,29 +115,31 @@ class Session:
         """Makes the contenders for batches of this size."""
         plan, pair, entries = self.plan, self.pair, []
         slots = plan.longest(batch)
-        sizes = frozenset({0, *plan.sizes})
+        fixed = [k for k in plan.sizes if k is not None]
         for values, config in plan.settings:
             draft = pair.draft if needs_draft(config, pair) else None
             config = config.replace(batch_size=batch, max_length=max(slots, 2))
-            if plan.sizes:
-                config = config.replace(num_assistant_tokens=max(plan.sizes))
+            if fixed:
+                config = config.replace(num_assistant_tokens=max(fixed))
             engine = SpeculativeEngine(pair.target, draft, config, self.device)
-            plain = Entry(Ours(engine, 0, sizes, "plain"), values)
+            plain = Entry(Ours(engine, 0, "plain"), values)
             entries.append(plain)
             split = config.fuse_cycle and config.captures(self.device.captures)
             for k in plan.sizes:
-                entry = Entry(Ours(engine, k, sizes, "speculative"), values, plain)
+                name = "scheduled" if k is None else "speculative"
+                entry = Entry(Ours(engine, k, name), values, plain)
                 entries.append(entry)
-                entry.parts = entry
-                if split:
-                    entry.parts = Entry(Ours(engine, k, sizes, "parts", False), hidden=True)
+                entry.parts = None if k is None else entry
+                if split and k is not None:
+                    entry.parts = Entry(Ours(engine, k, "parts", False), hidden=True)
                     entries.append(entry.parts)
         first = entries[0]
         if "transformers" in plan.baselines:
             entries.append(Entry(Transformers(pair), plain=first))
-        if "assisted" in plan.baselines and plan.sizes:
-            lookup = not needs_draft(plan.settings[0][1], pair)
-            entries.append(Entry(Transformers(pair, plan.sizes[0], lookup), plain=first))
+        drafter = plan.settings[0][1].drafter
+        lookup = not needs_draft(plan.settings[0][1], pair)
+        if "assisted" in plan.baselines and fixed and (drafter == "ngram" or not lookup):
+            entries.append(Entry(Transformers(pair, fixed[0], lookup), plain=first))
         if "llama.cpp" in plan.baselines and LlamaCpp.missing(plan.gguf) is None:
             entries.append(Entry(LlamaCpp(str(plan.gguf), slots + 1), plain=first))
         return entries
