@@ -130,7 +130,7 @@ def table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
     lines = ["| " + " | ".join([*names, *used]) + " |", "|" + "---|" * (len(names) + len(used))]
     for row in rows:
         if any(row.get(key) is not None for key in used.values()):
-            cells = [str(row.get(key, "")) for key in names.values()]
+            cells = [number(row.get(key)) for key in names.values()]
             cells += [cell(row, key) for key in used.values()]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
