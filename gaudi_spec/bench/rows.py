@@ -29,6 +29,7 @@ class Entry:
         hidden: It has no row of its own.
         rounds: Samples of each repetition.
         warmup: Seconds of building and of untimed runs.
+        accept_ms: Of acceptance alone, once it is known: it is the same for every text.
     """
 
     contender: Contender
@@ -38,6 +39,7 @@ class Entry:
     hidden: bool = False
     rounds: Sequence[Round] = ()
     warmup: float = 0.0
+    accept_ms: float | None = None
 
 
 def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
@@ -131,11 +133,13 @@ def _times(
     draft, verify = _phases(entry.parts, "draft"), _phases(entry.parts, "verify")
     if plain is None or draft is None or verify is None:
         return values
+    if entry.accept_ms is None:
+        entry.accept_ms = accept_ms(contender.engine, contender.k, call)
     report = figures.merged(sample.report for sample in entry.rounds[-1] if sample.report)
     return values | {
         "draft_ms": draft,
         "verify_ms": verify,
-        "accept_ms": accept_ms(contender.engine, contender.k, call),
+        "accept_ms": entry.accept_ms,
         "plain_step_ms": plain,
         **figures.speculation(speedup, report, contender.k, plain, draft, verify),
     }
