@@ -447,6 +447,9 @@ def test_without_a_draft(checkpoints, capsys, small_card):
     assert [row["contender"] for row in last(capsys.readouterr().out)["rows"]] == ["plain"]
     assert main(["bench", "latency", *base, "--drafter", "ngram", "-r", "1"]) == 0
     assert len(last(capsys.readouterr().out)["rows"]) == 4
+    for args in (["latency", "--num_assistant_tokens", "2"], ["sweep", "--drafter", "auto,ngram"]):
+        assert main(["bench", args[0], *base, *args[1:]]) == 2
+        assert "--assistant_model" in capsys.readouterr().err
 
 
 def test_graphs_on_the_emulator_time_their_parts(bench):

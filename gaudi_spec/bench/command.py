@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
     if args.output_dir:
         report.check_new(args.output_dir)
     device = get_device(args.device)
+    torch.manual_seed(args.seed)  # of Transformers' draws; ours are seeded by the call
     disable_progress_bar()  # Transformers' own
     set_verbosity_error()
     pair = _load(args, device)
@@ -100,9 +101,9 @@ def _plan(args: argparse.Namespace, pair: Pair) -> Plan:
     if all(drafting):
         own = options.num_assistant_tokens or settings[0][1].num_assistant_tokens
         sizes = flags.sizes(given or str(own or flags.AUTO))
-    elif given and args.what != "steps":
+    elif any(drafting) or (given and args.what != "steps"):
         raise ConfigError(
-            "--num_assistant_tokens needs something that drafts: give --assistant_model, or "
+            "These settings need something that drafts: give --assistant_model, or only "
             "--drafter ngram."
         )
     batches = flags.numbers("batch_size", args.batch_size)

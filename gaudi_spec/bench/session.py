@@ -166,6 +166,7 @@ class Session:
         for entry in entries:
             if not entry.hidden:
                 yield {
+                    "device": self.device.name,
                     "contender": entry.contender.name,
                     "workload": workload.name,
                     "batch_size": batch,
