@@ -186,7 +186,7 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     ks = [r["num_assistant_tokens"] for r in known]
     draft = statistics.mean(r["draft_cost"] for r in known)
     slope = sum(k * (r["verify_cost"] - 1) for k, r in zip(ks, known)) / sum(k * k for k in ks)
-    sizes, rates = range(1, max(8, *ks) + 1), numpy.linspace(0, 1, 101)
+    sizes, rates = range(1, max(8, *ks) + 2), numpy.linspace(0, 1, 101)
     grid = [[leviathan(a, k, draft, max(1 + slope * k, 0.1)) for k in sizes] for a in rates]
     span = 1 / 2.5, 2.5
     shades = axes.pcolormesh(
