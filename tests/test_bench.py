@@ -171,7 +171,7 @@ def test_warm_up_is_in_no_rate(warmup, monkeypatch):
     log = []
     plan = Plan([Workload("w", [[1]])], [1], [2], [], [], True, Call(2), warmup=warmup)
     bar = types.SimpleNamespace(update=lambda: None)
-    session = Session(None, None, plan, CARD, lambda **_: nullcontext(bar), True)
+    session = Session(None, get_device("cpu"), plan, CARD, lambda **_: nullcontext(bar), True)
     entry = Entry(Fake("A", log, slow=2))
     monkeypatch.setattr(session, "_entries", lambda batch: [entry])
     (found,) = session.run()
