@@ -324,6 +324,13 @@ def test_any_setting_can_be_varied():
     assert found[1][1].sync_every == 4 and found[1][1].prefill_chunks == (64,)
 
 
+def test_a_file_of_perf_configs_gives_the_settings(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("flags:\n  batch_size: 4\nsync_every: 3\n")
+    args = flags.parser().parse_args(["latency", "--model", "m", "--config", str(path)])
+    assert flags.settings(args)[0][1].sync_every == 3
+
+
 # --- the command
 
 

@@ -14,6 +14,7 @@ import yaml
 from ..config import SpecConfig
 from ..device import DEVICES
 from ..errors import ConfigError
+from ..perf_config import PerfConfig
 from . import workloads
 from .session import BASELINES
 
@@ -85,7 +86,10 @@ def _axes(group: Any, name: str) -> None:
     )
     group.add_argument("--drafter", help="auto, model, ngram, combined or a plug-in")
     group.add_argument("--verifier", help="of drawn tokens: rejection or coupled")
-    group.add_argument("--config", help="YAML file with SpecConfig settings; flags win")
+    group.add_argument(
+        "--config",
+        help="YAML file of perf_configs: its engine settings; its flags for generate are not read",
+    )
     group.add_argument(
         "--set",
         action="append",
@@ -158,7 +162,7 @@ def settings(args: argparse.Namespace) -> list[tuple[dict[str, Any], SpecConfig]
     Raises:
         ConfigError: A field is unknown, or a value out of its range.
     """
-    base = SpecConfig.from_yaml(args.config) if args.config else SpecConfig()
+    base = PerfConfig.read(args.config).settings if args.config else SpecConfig()
     axes: dict[str, list[Any]] = {}
     for name in ("drafter", "verifier"):
         if getattr(args, name) is not None:
