@@ -99,8 +99,9 @@ def _plan(args: argparse.Namespace, pair: Pair) -> Plan:
     drafting = [_drafts(config, pair) for _, config in settings]
     given, sizes = args.num_assistant_tokens, []
     if all(drafting):
-        own = options.num_assistant_tokens or settings[0][1].num_assistant_tokens
-        sizes = flags.sizes(given or str(own or flags.AUTO))
+        said = options.drafting
+        own = said.num_assistant_tokens or said.suggested or settings[0][1].most_drafts
+        sizes = flags.sizes(given or str(own))
     elif any(drafting) or (given and args.what != "steps"):
         raise ConfigError(
             "These settings need something that drafts: give --assistant_model, or only "

@@ -121,6 +121,8 @@ class Session:
             config = config.replace(batch_size=batch, max_length=max(slots, 2))
             if fixed:
                 config = config.replace(num_assistant_tokens=max(fixed))
+            if None in plan.sizes and config.schedule is None:
+                config = config.replace(schedule="auto")
             engine = SpeculativeEngine(pair.target, draft, config, self.device)
             plain = Entry(Ours(engine, 0, "plain"), values)
             entries.append(plain)
