@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from . import habana_flags
 from .config import SCHEDULES
 from .device import DEVICES
 from .helptext import HelpFormatter
@@ -115,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("--seed", type=int, default=27, help="seed of sampling")
     _add_sampling(p.add_argument_group("choice of tokens (else the checkpoint's values count)"))
     run = p.add_argument_group("run")
-    run.add_argument("--device", default="auto", choices=("auto", *DEVICES), help="where to run")
+    run.add_argument(
+        "--device", "-d", default="auto", choices=("auto", *DEVICES), help="where to run"
+    )
     run.add_argument(
         "--torch_compile",
         action="store_true",
@@ -151,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")
     run.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
+    habana_flags.add(p)
     return p
 
 
@@ -180,3 +184,7 @@ def _add_sampling(group: Any) -> None:
         "same seed (default where K varies by itself); rejection accepts more drafts, but its text "
         "depends on K too (default with a fixed K)",
     )
+
+
+if __name__ == "__main__":  # writes the tables of docs/run_generation.md
+    print(habana_flags.page(parser()), end="")

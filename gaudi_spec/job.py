@@ -1,9 +1,10 @@
-"""One batch of `run_generation`, its engines, and the loop that times them side by side."""
+"""The batches of `run_generation`, its engines, and the loop that times them side by side."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from .engine import SpeculativeEngine
 from .errors import ConfigError
 from .loading import Pair
 from .options import Options, resolve_options
+from .profiling import traced
+from .prompts import Batch, Work
 from .sampling.options import Sampling
 from .stopping import Steps
 from .streaming import TextDecoder
@@ -27,14 +30,19 @@ _FLAGS = """do_sample temperature top_k top_p min_p repetition_penalty no_repeat
 
 
 class Job:
-    """The batch, its engines, and the timed loop.
+    """The batches, their engines, and the timed loop.
 
     Args:
         args: As parsed by `flags.parser`.
         pair: The loaded models.
         config: Settings.
         device: Where the models are.
-        sentences: One prompt a row.
+        work: What to run.
+
+    Attributes:
+        batch: What ran last.
+        prompts: Its prompts, `[length]` int64 each.
+        agreed: Whether every text so far was the baseline's, token for token.
     """
 
     def __init__(
@@ -43,13 +51,12 @@ class Job:
         pair: Pair,
         config: SpecConfig,
         device: Device,
-        sentences: list[str],
+        work: Work,
     ) -> None:
-        self.args, self.pair, self.device, self.sentences = args, pair, device, sentences
-        self.prompts = self._encode()
+        self.args, self.pair, self.device, self.work = args, pair, device, work
         options = self._options()
-        self.criteria = options.criteria
-        self.prompts = [p for p in self.prompts for _ in range(options.num_return_sequences)]
+        self.criteria, self.several = options.criteria, options.num_return_sequences
+        self.use(work.timed[0])
         self.eos = () if args.ignore_eos else options.eos_token_ids
         self.sampling = options.sampling
         config = options.drafting.apply(config, pair.draft is not None)
@@ -60,31 +67,60 @@ class Job:
                 pair.target, None, config.replace(drafter="auto"), device
             )
         self.plain_outputs: list[torch.Tensor] = []
+        self.agreed = True
         self.warmup_seconds = 0.0
 
-    def run(self) -> tuple[results.Run, results.Run | None, list[torch.Tensor]]:
-        """Warms up, then runs engine and baseline alternately; returns timings and token ids."""
-        args = self.args
-        requested = len(self.prompts) * args.max_new_tokens
-        run = results.Run(requested)
-        baseline = results.Run(requested) if self.plain else None
-        begin = time.perf_counter()
-        longest = max(map(len, self.prompts)) + args.max_new_tokens
-        for engine in (self.engine, self.plain):
-            if engine is not None and engine.config.captures(self.device.captures):
-                engine.warm_up(len(self.prompts), longest, args.quiet, self.sampling)
-        with self._bar("warm-up", args.warmup * (2 if self.plain else 1)) as bar:
-            for _ in range(args.warmup):
-                self._once(self.engine, bar)
-                if self.plain:
-                    self._once(self.plain, bar)
-        self.warmup_seconds = time.perf_counter() - begin
-        with self._bar("generate", args.n_iterations * (2 if baseline else 1)) as bar:
-            for i in range(args.n_iterations):
-                outputs = self._timed(self.engine, run, bar, show=args.stream and i == 0)
+    def use(self, batch: Batch) -> None:
+        """Makes `batch` the one that runs next."""
+        self.batch = batch
+        self.prompts = [prompt for prompt in self._encode() for _ in range(self.several)]
+
+    def run(
+        self, done: Callable[[list[torch.Tensor]], None] | None = None
+    ) -> tuple[results.Run, results.Run | None, list[torch.Tensor]]:
+        """Warms up, then runs engine and baseline alternately; returns timings and token ids.
+
+        Args:
+            done: Called with the token ids of each timed batch.
+        """
+        args, (warm_up, timed) = self.args, self.work
+        rows = max(len(batch.sentences) for batch in timed) * self.several
+        whole = bool(args.dataset_name)
+        run = results.Run(rows * args.max_new_tokens, whole)
+        baseline = results.Run(run.requested, whole) if self.plain else None
+        self._warm_up(rows, warm_up)
+        with self._bar("generate", timed, self.plain is not None) as bar, traced(args) as step:
+            for i, batch in enumerate(timed):
+                trace = None if args.profile_whole_sequences else step
+                outputs = self._timed(self.engine, batch, run, bar, args.stream and i == 0, trace)
                 if baseline is not None:
-                    self.plain_outputs = self._timed(self.plain, baseline, bar)
+                    self.plain_outputs = self._timed(self.plain, batch, baseline, bar)
+                    self.agreed = self.agreed and self._equal(outputs)
+                if args.profile_whole_sequences:
+                    step()
+                if done is not None:
+                    done(outputs)
         return run, baseline, outputs
+
+    def _warm_up(self, rows: int, batches: list[Batch]) -> None:
+        """Builds all graphs for `rows` rows, then runs `batches` untimed."""
+        begin = time.perf_counter()
+        engines = [engine for engine in (self.engine, self.plain) if engine is not None]
+        capturing = [e for e in engines if e.config.captures(self.device.captures)]
+        longest = 0
+        for batch in {id(batch.sentences): batch for batch in self.work.timed}.values():
+            if capturing:
+                self.use(batch)
+                longest = max(longest, *map(len, self.prompts))
+        for engine in capturing:
+            room = longest + self.args.max_new_tokens
+            engine.warm_up(rows, room, self.args.quiet, self.sampling)
+        with self._bar("warm-up", batches, self.plain is not None) as bar:
+            for batch in batches:
+                self.use(batch)
+                for engine in engines:
+                    self._once(engine, bar)
+        self.warmup_seconds = time.perf_counter() - begin
 
     @property
     def reproducible(self) -> bool:
@@ -96,21 +132,34 @@ class Job:
         """Whether the text is that of the largest logits, unprocessed."""
         return self.sampling == Sampling(seed=self.sampling.seed)
 
-    def equal(self, outputs: list[torch.Tensor]) -> bool:
-        """Returns whether every row is the baseline's, token for token."""
+    @property
+    def graphs(self) -> int:
+        """Graphs that were built, by the device's own count where it has one."""
+        recipes, facts = self.device.recipes(), self.engine.report.graphs
+        if recipes is not None:
+            return recipes
+        captured = self.engine.config.captures(self.device.captures)
+        return facts.warmup + facts.after_warmup if captured else 0
+
+    def _equal(self, outputs: list[torch.Tensor]) -> bool:
         return all(torch.equal(a, b) for a, b in zip(outputs, self.plain_outputs))
 
-    def _timed(self, engine, run: results.Run, bar, show: bool = False) -> list[torch.Tensor]:
+    def _timed(
+        self, engine, batch: Batch, run: results.Run, bar, show: bool = False, trace=None
+    ) -> list[torch.Tensor]:
         begin = time.perf_counter()
-        self._encode()
-        outputs = self._once(engine, bar, show)
+        self.use(batch)
+        outputs = self._once(engine, bar, show, trace)
         self.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         run.seconds.append(time.perf_counter() - begin)
         run.reports.append(engine.report)
         return outputs
 
-    def _once(self, engine: SpeculativeEngine, bar, show: bool = False) -> list[torch.Tensor]:
+    def _once(
+        self, engine: SpeculativeEngine, bar, show: bool = False, trace=None
+    ) -> list[torch.Tensor]:
         rows: list[list[int]] = [[] for _ in self.prompts]
+        cycles = 0
         decoder = TextDecoder(self.pair.tokenizer, skip_special_tokens=True) if show else None
         for event in engine.stream(
             self.prompts,
@@ -121,6 +170,9 @@ class Job:
         ):
             rows[event.row].append(event.token)
             bar.update()
+            if trace is not None and cycles != engine.report.cycles:
+                cycles = engine.report.cycles
+                trace()
             if decoder is not None:
                 print(decoder.add(event.token), end="", flush=True)
         if decoder is not None:
@@ -138,14 +190,15 @@ class Job:
             row[width - len(prompt) :] = prompt
         return Steps(ids, pad, self.criteria)
 
-    def _bar(self, name: str, runs: int) -> tqdm:
+    def _bar(self, name: str, batches: list[Batch], twice: bool) -> tqdm:
         quiet = self.args.quiet or self.args.stream
-        total = runs * len(self.prompts) * self.args.max_new_tokens
+        rows = sum(len(batch.sentences) for batch in batches) * self.several
+        total = rows * self.args.max_new_tokens * (1 + twice)
         return results.progress(quiet, desc=name, total=total, unit="tok")
 
     def _encode(self) -> list[torch.Tensor]:
         args, tokenizer = self.args, self.pair.tokenizer
-        texts = self.sentences
+        texts = self.batch.sentences
         if args.use_chat_template and not tokenizer.chat_template:
             raise ConfigError(
                 f"The tokenizer of {args.model_name_or_path} has no chat template: leave out "
@@ -164,6 +217,8 @@ class Job:
             add_special_tokens=not args.use_chat_template,  # a template brings its own
             **(cut if args.max_input_tokens > 0 else {}),
         )["input_ids"]
+        if self.batch.length is not None:
+            rows = [_stretch(row, self.batch.length) for row in rows]
         return [torch.tensor(row, dtype=torch.long) for row in rows]
 
     def _options(self) -> Options:
@@ -181,3 +236,8 @@ class Job:
         return resolve_options(
             self.pair.target, self.pair.draft, 0, None, wanted, tokenizer=self.pair.tokenizer
         )
+
+
+def _stretch(row: list[int], length: int) -> list[int]:
+    """Cuts `row` to `length` tokens, or repeats its last one."""
+    return (row + row[-1:] * (length - len(row)))[:length]

@@ -5,6 +5,7 @@ Only safetensors are read, and code from a checkpoint runs only if asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,14 @@ class Source:
         revision: Branch, tag or commit on the hub.
         token: Access token for the hub.
         trust_remote_code: Run code that comes with the checkpoint.
+        trust_remote_code_tokenizer: Run code that comes with its tokenizer.
     """
 
     name: str
     revision: str = "main"
     token: str | None = None
     trust_remote_code: bool = False
+    trust_remote_code_tokenizer: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Returns the keyword arguments of every `from_pretrained`."""
@@ -92,7 +95,7 @@ def load_pair(
     compact.register()
     say = progress or (lambda step: None)
     sources = [s for s in (target, draft) if s is not None]
-    sources = [Source(zoo.resolve(s.name), **s.arguments()) for s in sources]
+    sources = [dataclasses.replace(s, name=zoo.resolve(s.name)) for s in sources]
     for source in sources:
         _check_config(source)
     say("tokenizer")
@@ -159,10 +162,10 @@ def _check_config(source: Source) -> None:
 
 
 def _tokenizer(source: Source) -> Any:
+    arguments = source.arguments() | {"padding_side": "left"}
+    arguments["trust_remote_code"] |= source.trust_remote_code_tokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.name, padding_side="left", **source.arguments()
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source.name, **arguments)
     except Exception as error:
         if os.path.isdir(source.name) and not list(Path(source.name).glob("*token*")):
             raise CheckpointError(

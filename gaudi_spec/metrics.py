@@ -7,8 +7,11 @@ includes the target's own token (the definitions and words of vLLM's metrics).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from .cycle import RowOutcome
@@ -153,3 +156,23 @@ class Report:
             "draft_shapes": self.draft_shapes,
             "graphs": dataclasses.asdict(self.graphs),
         }
+
+
+def total(reports: Sequence[Report]) -> Report:
+    """Returns the facts of several calls of one engine as those of one, rows in their order."""
+    whole = copy.deepcopy(reports[0])
+    for report in reports[1:]:
+        for counted in dataclasses.fields(Report):
+            old, new = getattr(whole, counted.name), getattr(report, counted.name)
+            if counted.name in ("proposed_at", "accepted_at"):
+                new = [a + b for a, b in zip_longest(old, new, fillvalue=0)]
+            elif isinstance(new, dict):
+                new = {key: old.get(key, 0) + value for key, value in new.items()}
+            elif counted.name in ("drafter", "target_shapes", "draft_shapes", "graphs"):
+                pass  # what the last call says includes the calls before
+            elif counted.name == "first_token_seconds":
+                new = old
+            else:
+                new = old + new
+            setattr(whole, counted.name, new)
+    return whole

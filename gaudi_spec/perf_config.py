@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,25 @@ class PerfConfig:
         block = yaml.safe_dump({"projected": dict(projected)}, sort_keys=False, width=100)
         kept = re.sub(r"^projected:.*\n(?:[ #].*\n)*", "", text, flags=re.M)
         return kept.rstrip("\n") + "\n" + block
+
+
+def parse(program: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses arguments, those of a `--config` file before the given ones, which win.
+
+    Args:
+        program: A parser that has `--config` and `--device`.
+        argv: Arguments.
+
+    Raises:
+        ConfigError: The file is wrong, or this process cannot run it.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    path = first.parse_known_args(argv)[0].config
+    if path is None:
+        return program.parse_args(argv)
+    file = PerfConfig.read(path)
+    defaults = {action.dest: action.default for action in program._actions}
+    args = program.parse_args([*file.arguments(defaults), *argv])
+    file.check_runnable(args.device)
+    return args

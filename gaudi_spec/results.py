@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .device import Device
 from .errors import ConfigError
-from .metrics import Report
+from .metrics import Report, total
 from .version import __version__
 
 SCHEMA_VERSION = 1
@@ -27,15 +27,17 @@ SCHEMA_VERSION = 1
 
 @dataclass
 class Run:
-    """Timings of one engine over several iterations of the same batch.
+    """Timings of one engine over several iterations.
 
     Attributes:
         requested: Tokens asked for in one iteration, over all rows.
+        whole: Whether iterations are parts of one run, over a data set, and not repetitions.
         seconds: End-to-end wall time of each iteration, tokenization included.
         reports: Counted facts of each iteration.
     """
 
     requested: int
+    whole: bool = False
     seconds: list[float] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
 
@@ -43,6 +45,11 @@ class Run:
     def emitted(self) -> int:
         """Tokens returned, over all iterations."""
         return sum(report.emitted_tokens for report in self.reports)
+
+    @property
+    def report(self) -> Report:
+        """Counted facts of all iterations if they are parts of one run, else of the last one."""
+        return total(self.reports) if self.whole else self.reports[-1]
 
     @property
     def throughput(self) -> float:
@@ -75,17 +82,22 @@ class Run:
         return statistics.mean(self.seconds)
 
 
-def stats_block(run: Run, device: Device, compilation_seconds: float) -> str:
+def stats_block(
+    run: Run, device: Device, compilation_seconds: float, graphs: int | None = None
+) -> str:
     """Returns Optimum Habana's statistics, label for label; tokens are the emitted ones."""
-    stats = "\n".join(
-        [
-            "Input tokens",
-            f"Throughput (including tokenization) = {run.throughput} tokens/second",
-            f"Average first token latency         = {run.first_token * 1000} ms",
-            f"Average rest token latency          = {run.rest_token * 1000} ms",
-            f"Average end to end latency          = {run.end_to_end * 1000} ms",
-        ]
-    )
+    lines = [
+        "Input tokens",
+        f"Throughput (including tokenization) = {run.throughput} tokens/second",
+        f"Average first token latency         = {run.first_token * 1000} ms",
+        f"Average rest token latency          = {run.rest_token * 1000} ms",
+        f"Average end to end latency          = {run.end_to_end * 1000} ms",
+    ]
+    if graphs is not None:
+        lines.append(f"Number of HPU graphs                = {graphs}")
+    if run.whole:
+        lines.append(f"Total runtime for dataset: {sum(run.seconds)}")
+    stats = "\n".join(lines)
     labels = {
         "allocated": "Memory allocated",
         "max_allocated": "Max memory allocated",
@@ -98,8 +110,8 @@ def stats_block(run: Run, device: Device, compilation_seconds: float) -> str:
 
 
 def speculation_block(run: Run, baseline: Run | None) -> str:
-    """Returns our own statistics of the last iteration, and the speed-up where it was measured."""
-    report = run.reports[-1]
+    """Returns our own statistics, and the speed-up where it was measured."""
+    report = run.report
     share = "n/a (no draft)" if report.drafter is None else "n/a (nothing was proposed)"
     if report.acceptance_rate is not None:
         share = f"{report.acceptance_rate:.3f} ({report.accepted} of {report.proposed})"
@@ -119,7 +131,7 @@ def speculation_block(run: Run, baseline: Run | None) -> str:
         f"Time                                = {phases}",
         f"Distinct shapes (target, draft)     = {report.target_shapes}, {report.draft_shapes}",
     ]
-    if report.emitted_tokens != run.requested:
+    if report.emitted_tokens != run.requested and not run.whole:
         lines.append(
             f"Throughput of requested tokens      = {run.requested_throughput} tokens/second "
             "(Optimum Habana's formula; some rows ended early)"
@@ -150,7 +162,7 @@ def results(
     run: Run, baseline: Run | None, inputs: list[str], outputs: list[list[str]], device: Device
 ) -> dict[str, Any]:
     """Returns the content of `results.json`: Optimum Habana's keys (seconds), then ours."""
-    report = run.reports[-1]
+    report = run.report
     values: dict[str, Any] = {
         "throughput": run.throughput,
         "avg_first_token_latency": run.first_token,

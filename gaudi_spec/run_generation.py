@@ -8,73 +8,63 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from . import checker, results
+from . import checker, habana_flags, prompts, results
 from .config import SpecConfig
-from .device import get_device, keep_compiled
+from .device import Device, get_device, keep_compiled
 from .drafters.registry import pick
 from .drafting import Drafting
-from .errors import ConfigError, InputError
-from .flags import DEFAULT_PROMPTS, parser
+from .errors import ConfigError
+from .flags import parser
 from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
-from .perf_config import PerfConfig
+from .perf_config import PerfConfig, parse
 from .sampling.options import Sampling
 
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code. Errors are raised for `cli.main` to print."""
-    args, config = _parse(argv)
-    config = _check(args, config)
-    torch.manual_seed(args.seed)
-    if args.compile_cache:
-        keep_compiled(args.compile_cache)
-    device = get_device(args.device)
-    sentences = _sentences(args)
-    if args.stream and len(sentences) * args.num_return_sequences > 1:
+    args = parse(parser(), argv)
+    config = check(args)
+    device = start(args)
+    work = prompts.work(args)
+    one = len(work.timed[0].sentences) * args.num_return_sequences == 1 and not args.dataset_name
+    if args.stream and not one:
         raise ConfigError(
             "--stream shows one text: give one prompt, and --num_return_sequences 1, or leave it "
             "out."
         )
-    pair = _load(args, device)
-    job = Job(args, pair, config, device, sentences)
-    run, baseline, outputs = job.run()
-    flat = pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
-    each = args.num_return_sequences
-    texts = [flat[i : i + each] for i in range(0, len(flat), each)]
-    values = results.results(run, baseline, sentences, texts, device)
+    pair = load(args, device)
+    job = Job(args, pair, config, device, work)
+    inputs: list[str] = []
+    texts: list[list[str]] = []
+
+    def show(outputs: list[torch.Tensor]) -> None:
+        inputs.extend(job.batch.sentences)
+        texts.extend(_texts(job, outputs))
+        _print_batch(job, len(inputs), texts)
+
+    run, baseline, outputs = job.run(show if args.dataset_name else None)
+    if not args.dataset_name:
+        inputs, texts = job.batch.sentences, _texts(job, outputs)
+    values = results.results(run, baseline, inputs, texts, device)
     values["warmup_iterations"] = args.warmup
     comparable = baseline is not None and job.reproducible
-    values["texts_equal_baseline"] = job.equal(outputs) if comparable else None
+    values["texts_equal_baseline"] = job.agreed if comparable else None
     if args.output_dir:  # before anything is printed: a closed pipe must not lose it
         results.write_json(Path(args.output_dir) / "results.json", values)
-    _print(args, job, run, baseline, outputs, texts, sentences)
+    _print(args, job, run, baseline, outputs, texts)
     print(json.dumps(values, ensure_ascii=False))
     return 0
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, SpecConfig]:
-    """Returns the arguments, those of a `--config` file before the given ones, and its settings."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    path = first.parse_known_args(argv)[0].config
-    if path is None:
-        return parser().parse_args(argv), SpecConfig()
-    file = PerfConfig.read(path)
-    defaults = vars(parser().parse_args(["--model_name_or_path="]))
-    args = parser().parse_args([*file.arguments(defaults), *argv])
-    file.check_runnable(args.device)
-    return args, file.settings
-
-
-def _check(args: argparse.Namespace, config: SpecConfig) -> SpecConfig:
+def check(args: argparse.Namespace) -> SpecConfig:
     """Checks everything that can be checked before a model is loaded; returns the settings."""
     if not -(1 << 63) <= args.seed < 1 << 63:
         raise ConfigError(f"--seed must be a whole number of 64 bits, not {args.seed}.")
@@ -83,18 +73,16 @@ def _check(args: argparse.Namespace, config: SpecConfig) -> SpecConfig:
         ("n_iterations", 1),
         ("num_return_sequences", 1),
         ("warmup", 0),
+        ("profiling_steps", 0),
+        ("profiling_warmup_steps", 0),
     ):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}.")
-    if args.batch_size is not None and args.batch_size < 1:
-        raise ConfigError(f"--batch_size must be at least 1, not {args.batch_size}.")
-    for prompt in args.prompt or ():
-        if not prompt:
-            raise InputError("A prompt is empty: give at least one character.")
-    if args.prompt is not None and not args.prompt:
-        raise InputError("--prompt was given without any text.")
+    habana_flags.check(args)
+    prompts.check(args)
     if args.output_dir:
         results.check_output_dir(args.output_dir)
+    config = PerfConfig.read(args.config).settings if args.config else SpecConfig()
     drafting = Drafting(
         args.num_assistant_tokens,
         args.num_assistant_tokens_schedule,
@@ -149,23 +137,23 @@ def _tell_idle(args: argparse.Namespace, drafts: bool) -> None:
             print(f"--{name} has no effect without {other}.", file=sys.stderr)
 
 
-def _sentences(args: argparse.Namespace) -> list[str]:
-    """Returns the prompts, repeated or cut to the batch size as in Optimum Habana."""
-    prompts = list(args.prompt or DEFAULT_PROMPTS)
-    size = args.batch_size or (len(prompts) if args.prompt else 1)
-    if args.prompt and size < len(prompts):
-        print(
-            f"Only the first {size} of {len(prompts)} prompts are used: --batch_size {size}.",
-            file=sys.stderr,
-        )
-    return [prompts[i % len(prompts)] for i in range(size)]
+def start(args: argparse.Namespace) -> Device:
+    """Applies the flags that concern the whole process; returns the device."""
+    torch.manual_seed(args.seed)
+    if args.sdp_on_bf16:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    if args.compile_cache:
+        keep_compiled(args.compile_cache)
+    return get_device(args.device)
 
 
-def _load(args: argparse.Namespace, device) -> Pair:
+def load(args: argparse.Namespace, device: Device) -> Pair:
+    """Loads the models that the flags name."""
     common = {
         "revision": args.model_revision,
         "token": args.token,
         "trust_remote_code": args.trust_remote_code,
+        "trust_remote_code_tokenizer": args.trust_remote_code_tokenizer,
     }
     target = Source(args.model_name_or_path, **common)
     draft = Source(args.assistant_model, **common) if args.assistant_model else None
@@ -190,7 +178,23 @@ def _load(args: argparse.Namespace, device) -> Pair:
     return pair
 
 
-def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
+def _texts(job: Job, outputs: list[torch.Tensor]) -> list[list[str]]:
+    """Returns the texts of each prompt."""
+    flat = job.pair.tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    return [flat[i : i + job.several] for i in range(0, len(flat), job.several)]
+
+
+def _print_batch(job: Job, seen: int, texts: list[list[str]]) -> None:
+    """Prints what `job` just did to a batch of a data set, of which `seen` prompts are done."""
+    rows = len(job.batch.sentences)
+    print("-" * 50)
+    print(f"Batch n°{-(-seen // len(job.work.timed[0].sentences))}")
+    print(f"Input: {job.batch.sentences}")
+    print(f"Output: {[text for row in texts[-rows:] for text in row]}")
+    print("-" * 50, flush=True)
+
+
+def _print(args, job: Job, run, baseline, outputs, texts) -> None:
     device = job.device
     sizes = f"target {args.model_name_or_path} ({_millions(job.pair.target)})"
     if job.pair.draft is not None:
@@ -202,20 +206,26 @@ def _print(args, job: Job, run, baseline, outputs, texts, sentences) -> None:
         drafter += f", K up to {settings.most_drafts} ({report.schedule})" if varied else ""
         drafter += "" if varied else f", K={settings.most_drafts}"
     print(f"{sizes}, {drafter}, {device.describe()}")
+    if not run.whole:
+        _print_texts(job.batch.sentences, texts)
+    if not args.warmup:
+        print("There was no warm-up (--warmup 0): the first iteration is slower and is counted.")
+    graphs = job.graphs if args.show_graphs_count else None
+    print(results.stats_block(run, device, job.warmup_seconds, graphs))
+    print(results.speculation_block(run, baseline))
+    if baseline is not None and not run.whole:
+        for i, (prompt, ours, other) in enumerate(zip(job.prompts, outputs, job.plain_outputs), 1):
+            print(f"{f'Text {i} against plain decoding':35} = {_verdict(job, prompt, ours, other)}")
+    print()
+
+
+def _print_texts(sentences: list[str], texts: list[list[str]]) -> None:
     print("\nInput/outputs:")
     for i, (sentence, text) in enumerate(zip(sentences, texts), 1):
         print(f"input {i}: {(sentence,)}")
         for j, part in enumerate(text, 1):
             print(f"output {i}.{j}: {(part,)}")
         print()
-    if not args.warmup:
-        print("There was no warm-up (--warmup 0): the first iteration is slower and is counted.")
-    print(results.stats_block(run, device, job.warmup_seconds))
-    print(results.speculation_block(run, baseline))
-    if baseline is not None:
-        for i, (prompt, ours, other) in enumerate(zip(job.prompts, outputs, job.plain_outputs), 1):
-            print(f"{f'Text {i} against plain decoding':35} = {_verdict(job, prompt, ours, other)}")
-    print()
 
 
 def _verdict(job: Job, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Tensor) -> str:
