@@ -26,6 +26,7 @@ EXTRAS = {
     "quant": ["torchao", "neural-compressor-pt"],
     "bench": ["matplotlib"],
     "audio": ["soundfile"],
+    "eval": ["lm_eval"],
     "demo": ["gguf", "accelerate"],
 }
 EXTRAS["test"] = ["pytest", "hypothesis", *EXTRAS["bench"], *EXTRAS["demo"]]

@@ -24,6 +24,7 @@ _HOME = {
     "release": "hf",
     "pipeline": "doors",
     "custom_generate_path": "doors",
+    "GaudiTextGenerationPipeline": "gaudi_pipeline",
     "GaudiSpecError": "errors",
     "ConfigError": "errors",
     "InputError": "errors",

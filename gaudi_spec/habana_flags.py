@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from .errors import UnsupportedOptionError
@@ -209,6 +209,33 @@ def check(args: argparse.Namespace) -> None:
     idle = [f"--{flag.name} ({flag.note})" for flag in given if flag.verdict == "no effect"]
     if idle:
         print(f"Without effect: {', '.join(idle)}.", file=sys.stderr)
+
+
+# Flags that count wherever models are loaded and run.
+COMMON = frozenset(
+    """model_name_or_path assistant_model bf16 model_revision token trust_remote_code
+    trust_remote_code_tokenizer attn_implementation allow_tokenizer_mismatch allow_untested_models
+    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size verifier config seed
+    device torch_compile bucket_size use_kv_cache use_hpu_graphs sdp_on_bf16 batch_size warmup
+    verbose quiet""".split()
+)
+
+
+def only(args: argparse.Namespace, parser: argparse.ArgumentParser, more: Collection[str]) -> None:
+    """Refuses the flags of `run_generation` that a program which has them too cannot honour.
+
+    Args:
+        args: Parsed by `parser`.
+        parser: The program's.
+        more: Flags that it honours besides the `COMMON` ones and those that are always so.
+    """
+    always = {name for name, note in HONOURED.items() if note.startswith("always so")}
+    kept = COMMON | always | NO_EFFECT.keys() | set(more) | {"help"}
+    for action in parser._actions:
+        if action.dest not in kept and getattr(args, action.dest) != action.default:
+            raise UnsupportedOptionError(
+                f"--{action.dest} does nothing in {parser.prog}: leave it out."
+            )
 
 
 _PAGE = """# Flags of run_generation

@@ -80,7 +80,7 @@ class Runtime:
     ) -> None:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
-        self.target: ModelAdapter = _adapter(target, device, config, batch, slots)
+        self.target: ModelAdapter = adapt(target, device, config, batch, slots)
         self.state = State(
             batch,
             slots,
@@ -122,7 +122,7 @@ class Runtime:
         """Allocates a cache for a drafter's model, of S slots or as its own positions allow."""
         slots = self.state.slots
         room = min(slots, max_positions(model.config) or slots)
-        adapter = _adapter(model, self.device, self.config, self.state.batch, room)
+        adapter = adapt(model, self.device, self.config, self.state.batch, room)
         role = f"draft {len(self._hosted)}" if self._hosted else "draft"
         self._hosted[role] = adapter
         return Hosted(adapter, functools.partial(self._fill, role, adapter))
@@ -280,7 +280,8 @@ class Runtime:
         return work
 
 
-def _adapter(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
+def adapt(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
+    """Returns `model` over a slot cache of its own, ready to be captured."""
     ours = capturable(shadow(model, device.nests))
     if config.captures(device.captures):
         use_static_experts(ours)
