@@ -243,7 +243,8 @@ _PAGE = """# Flags of run_generation
 <!-- Written by `python -m gaudi_spec.flags > docs/run_generation.md`; edit the parser instead. -->
 
 `examples/run_generation.py` and `gaudi-spec generate` take every flag of Optimum Habana 1.21.2's
-`run_generation.py`, with its default. [migration.md](migration.md) says what else is different.
+`run_generation.py`, with its default unless the last column names another one.
+[migration.md](migration.md) says what else is different.
 
 - **honoured**: does what it says.
 - **no effect**: cannot change what is generated here; one warning says so.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .config import SpecConfig
 from .device import Device, get_device, keep_compiled
 from .drafters.registry import pick
 from .drafting import Drafting
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 from .flags import parser
 from .job import Job
 from .loading import Pair, Source, load_pair
@@ -112,7 +113,10 @@ def check(args: argparse.Namespace) -> SpecConfig:
 def _check_choice(args: argparse.Namespace) -> None:
     """Checks the flags that say how tokens are chosen, and where a text ends."""
     names = "temperature top_k top_p min_p repetition_penalty no_repeat_ngram_size".split()
-    Sampling(**{name: getattr(args, name) for name in names})
+    values = {name: getattr(args, name) for name in names}
+    if values["temperature"] == 0 and not args.do_sample:  # as in Optimum Habana's own commands
+        values["temperature"] = None
+    Sampling(**values)
     for name in ("stop", "bad_words"):
         texts = getattr(args, name)
         if texts is not None and not (texts and all(texts)):

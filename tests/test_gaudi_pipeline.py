@@ -53,7 +53,7 @@ def test_the_constructor_has_their_arguments_and_a_draft():
     assert issubclass(gaudi_spec.GaudiTextGenerationPipeline, TextGenerationPipeline)
 
 
-@pytest.mark.parametrize("draft", ["itself", "noisy", None])
+@pytest.mark.parametrize("draft", ["self", "noisy", None])
 def test_texts_are_the_targets_own(draft):
     run = pipe(draft=draft, warmup_on_init=False)
     assert run(PROMPTS) == [whole(ONE), whole(TWO)]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import optimum_habana
@@ -103,6 +105,19 @@ def test_the_docs_are_what_the_parser_says():
     )
     for name, action in actions().items():
         assert name == "help" or f"`{action.option_strings[0]}`" in page
+
+
+def test_the_commands_of_the_migration_page_parse():
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    commands = re.findall(r"```bash\n(.*?)```", page, re.S)
+    for command in commands:
+        words = shlex.split(command)
+        habana_flags.check(
+            flags.parser().parse_args(words[words.index("examples/run_generation.py") + 1 :])
+        )
+    assert commands
+    for path in re.findall(r"examples/\w+\.py", page):
+        assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -154,7 +154,7 @@ def test_likelihoods_are_those_of_the_harness_own_adapter():
 
 
 @needs_lm_eval
-@pytest.mark.parametrize("draft", ["itself", "noisy", None])
+@pytest.mark.parametrize("draft", ["self", "noisy", None])
 def test_texts_are_the_targets_own_up_to_a_stop_text(draft):
     prompts = [[20, 30, 40], [9, 8, 55, 44, 21], [50]]
     texts = [toys.greedy(toys.target(), torch.tensor(p), 8).tolist() for p in prompts]
