@@ -236,6 +236,10 @@ def only(args: argparse.Namespace, parser: argparse.ArgumentParser, more: Collec
             raise UnsupportedOptionError(
                 f"--{action.dest} does nothing in {parser.prog}: leave it out."
             )
+    if args.device == "hpu-emulated":
+        raise UnsupportedOptionError(
+            f"--device hpu-emulated is not supported by {parser.prog}: choose cpu."
+        )
 
 
 _PAGE = """# Flags of run_generation

@@ -108,10 +108,10 @@ class Job:
         engines = [engine for engine in (self.engine, self.plain) if engine is not None]
         capturing = [e for e in engines if e.config.captures(self.device.captures)]
         longest = 0
-        for batch in {id(batch.sentences): batch for batch in self.work.timed}.values():
-            if capturing:
-                self.use(batch)
-                longest = max(longest, *map(len, self.prompts))
+        distinct = {(id(batch.sentences), batch.length): batch for batch in self.work.timed}
+        for batch in distinct.values() if capturing else ():
+            self.use(batch)
+            longest = max(longest, *map(len, self.prompts))
         for engine in capturing:
             room = longest + self.args.max_new_tokens
             engine.warm_up(rows, room, self.args.quiet, self.sampling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ def _check(args: argparse.Namespace) -> dict[str, list[int]] | None:
     """Checks the evaluation's own flags; returns the chosen samples."""
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise ConfigError("--fewshot_as_multiturn makes a chat: add --apply_chat_template.")
+    if args.max_graphs is not None:
+        print("Without effect: --max_graphs (the set of graphs is closed).", file=sys.stderr)
     if args.samples is not None and args.limit is not None:
         raise ConfigError("--samples and --limit contradict each other: give one of them.")
     if args.metadata and "max_length" in args.metadata:

@@ -146,6 +146,12 @@ def test_the_program_prints_what_theirs_prints(models, capsys, tmp_path, monkeyp
     assert len(list(Path("hpu_profile/generate").iterdir())) == 1
 
 
+def test_the_emulator_is_refused(models, capsys):
+    """Models on it are on the CPU for everybody else."""
+    assert run_command(gaudi_pipeline.main, [*models, "--device", "hpu-emulated"]) == 2
+    assert "--device hpu-emulated is not supported" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--compare_baseline", "--stream", "--num_return_sequences=2"])
 def test_flags_without_use_are_refused(models, capsys, flag):
     assert run_command(gaudi_pipeline.main, [*models, flag]) == 2

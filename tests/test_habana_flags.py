@@ -310,9 +310,20 @@ def test_data_sets_are_cut_to_sixteen_tokens_unless_asked(command, tmp_path):
         assert last(out)["output"] == [[text(long[:size])]]
 
 
+def test_a_directory_is_read_by_the_package_datasets(command, tmp_path, monkeypatch):
+    pytest.importorskip("datasets", reason="needs the package datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "test.jsonl")
+    code, out, err = command("--dataset_name", tmp_path / "data", "--max_input_tokens", 2)
+    assert code == 0, err
+    assert last(out)["output"] == [[text([20, 30])], *([text([9 + i, 8])] for i in range(4))]
+    assert "'text'" in err
+
+
 def test_other_data_sets_need_the_package_or_say_what_failed(command, tmp_path):
     code, _, err = command("--dataset_name", tmp_path / "nothing")
-    assert code == 2 and "data" in err and err.count("\n") == 1
+    assert code == 2 and "nothing" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
