@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -161,11 +162,12 @@ class Job:
         rows: list[list[int]] = [[] for _ in self.prompts]
         cycles = 0
         decoder = TextDecoder(self.pair.tokenizer, skip_special_tokens=True) if show else None
+        seed = self.args.seed + self.batch.number
         for event in engine.stream(
             self.prompts,
             self.args.max_new_tokens,
             eos_token_ids=self.eos,
-            sampling=self.sampling,
+            sampling=dataclasses.replace(self.sampling, seed=seed),
             step=self._step(),
         ):
             rows[event.row].append(event.token)

@@ -28,10 +28,12 @@ class Batch(NamedTuple):
     Attributes:
         sentences: One a row.
         length: Tokens that every prompt is cut or stretched to, or None.
+        number: Added to the seed: parts of a data set draw differently.
     """
 
     sentences: list[str]
     length: int | None = None
+    number: int = 0
 
 
 class Work(NamedTuple):
@@ -72,7 +74,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def work(args: argparse.Namespace) -> Work:
-    """Returns the batches of a run.
+    """Returns the batches of a run; a data set sets `args.max_input_tokens` if nothing else does.
 
     Raises:
         InputError: A file cannot be read, or holds no prompt.
@@ -81,7 +83,8 @@ def work(args: argparse.Namespace) -> Work:
         if args.max_input_tokens == 0:
             args.max_input_tokens = _DATASET_TOKENS
         rows, size = _dataset(args), args.batch_size or 1
-        batches = [Batch(rows[i : i + size]) for i in range(0, len(rows), size)]
+        parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+        batches = [Batch(part, number=i) for i, part in enumerate(parts)]
         timed = batches[: args.n_iterations] if args.run_partial_dataset else batches
         return Work([batches[i % len(batches)] for i in range(args.warmup)], timed)
     sentences = _book(args) if args.book_source else _sentences(args)
@@ -121,7 +124,8 @@ def _dataset(args: argparse.Namespace) -> list[str]:
     rows = _read(name, reader) if reader else _installed(name)
     if isinstance(rows, list):
         rows = [{"text": row} if isinstance(row, str) else row for row in rows]
-    if isinstance(rows, dict) or not len(rows) or not isinstance(rows[0], dict):
+    listed = isinstance(rows, list) or not reader
+    if not listed or not len(rows) or not isinstance(rows[0], dict):
         raise InputError(f"{name} is not a list of rows: give one object, or text, a prompt.")
     if column is None:
         column = next((key for key, value in rows[0].items() if isinstance(value, str)), None)
@@ -132,7 +136,7 @@ def _dataset(args: argparse.Namespace) -> list[str]:
         if not isinstance(text, str) or not text:
             raise InputError(
                 f"Row {i + 1} of {name} has no text in the column {column!r}: choose one of "
-                f"{', '.join(rows[0])} with --column_name."
+                f"{', '.join(map(str, rows[0]))} with --column_name."
             )
         texts.append(text)
     return texts
@@ -152,7 +156,7 @@ def _installed(name: str) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"Cannot load the data set {name}: {reason[:300]}") from error
-    names = [*("test", "validation", "train"), *splits]
+    names = ["test", "validation", "train", *splits]
     return splits[next(name for name in names if name in splits)]
 
 
@@ -160,6 +164,6 @@ def _read(path: str, reader: Any) -> Any:
     try:
         with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
             return reader(file)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise InputError(f"Cannot read {path}: {reason}.") from error

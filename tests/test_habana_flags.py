@@ -302,6 +302,15 @@ def test_parts_of_a_data_set(command, tmp_path, args, count):
     assert code == 0 and len(last(out)["output"]) == count
 
 
+def test_parts_of_a_data_set_are_drawn_differently(command, tmp_path):
+    path = write(tmp_path / "data.txt", [{"text": "w20 w30"}] * 2)
+    args = ["--dataset_name", path, "--do_sample", "--temperature", 3, "--top_k", 0]
+    args += ["--verifier", "coupled", "--compare_baseline"]
+    texts, again = (last(command(*args)[1]) for _ in range(2))
+    assert texts["output"][0] != texts["output"][1] and texts["output"] == again["output"]
+    assert texts["texts_equal_baseline"] is True
+
+
 def test_data_sets_are_cut_to_sixteen_tokens_unless_asked(command, tmp_path):
     long = list(range(10, 30))
     path = write(tmp_path / "data.txt", [{"text": words(long)[0]}])
@@ -338,6 +347,7 @@ def test_other_data_sets_need_the_package_or_say_what_failed(command, tmp_path):
         (["--dataset_name", "a.jsonl"], "Cannot read a.jsonl"),
         (["--dataset_name", "bad.json"], "Cannot read bad.json"),
         (["--dataset_name", "mapping.json"], "not a list of rows"),
+        (["--dataset_name", "number.json"], "not a list of rows"),
         (["--dataset_name", "empty.txt"], "not a list of rows"),
         (["--dataset_name", "rows.csv", "--column_name", "b"], "choose one of a with"),
         (["--dataset_name", "rows.csv", "--dataset_max_samples", "0"], "dataset_max_samples"),
@@ -354,6 +364,7 @@ def test_bad_sources_give_one_sentence(command, tmp_path, monkeypatch, args, wor
     Path("short.txt").write_text("w1 w2")
     Path("bad.json").write_text("{")
     Path("mapping.json").write_text("{}")
+    Path("number.json").write_text("3")
     Path("empty.txt").write_text("\n")
     Path("rows.csv").write_text("a\nw9\n")
     code, _, err = command(*args)
