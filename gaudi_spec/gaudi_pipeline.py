@@ -8,18 +8,16 @@ import logging
 import time
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, TextGenerationPipeline
 
 from . import habana_flags, hf, prompts
 from .config import SpecConfig
-from .device import get_device
 from .flags import parser as base_parser
 from .loading import Pair
 from .metrics import total
 from .options import unsupported
 from .profiling import traced
-from .run_generation import check, load
+from .run_generation import check, load, start
 
 _WIDTH = 100  # tokens that prompts are padded to unless --max_input_tokens says otherwise
 # Fields that `GaudiGenerationConfig` has besides: how its own models run, which does not matter
@@ -146,8 +144,7 @@ def main(argv: list[str]) -> int:
     args.batch_size = len(sentences)
     logging.basicConfig(level=logging.WARNING if args.quiet else logging.INFO)
     logger = logging.getLogger(__name__)
-    pair = load(args, get_device(args.device))
-    torch.manual_seed(args.seed)
+    pair = load(args, start(args))
     logger.info("Initializing text-generation pipeline...")
     wanted = _wanted(args, pair)
     pipe = GaudiTextGenerationPipeline(

@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from . import habana_flags, results
-from .device import get_device
 from .errors import ConfigError
 from .flags import parser as base_parser
 from .metrics import total
-from .run_generation import check, load
+from .run_generation import check, load, start
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,11 +65,10 @@ def main(argv: list[str]) -> int:
     config = check(args)
     samples = _check(args)
     results.check_output_dir(str(Path(args.output_file).parent))
-    device = get_device(args.device)
+    device = start(args)
     from .lm_eval import GaudiSpecLM  # before the models are loaded: it may be missing
 
     pair = load(args, device)
-    torch.manual_seed(args.seed)
     lm = GaudiSpecLM(
         pair.target,
         pair.tokenizer,
