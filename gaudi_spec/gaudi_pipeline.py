@@ -80,7 +80,7 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
             for _ in range(args.warmup):
                 self(["Here is a prompt"] * (args.batch_size or 1))
 
-    def __call__(self, prompt: str | list[str], **kwargs: Any) -> Any:
+    def __call__(self, prompt: str | list[str], **kwargs: Any) -> Any:  # type: ignore[override]
         """Returns the text of a prompt, or the list of those of a list.
 
         Raises:

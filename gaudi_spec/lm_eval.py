@@ -68,7 +68,7 @@ class GaudiSpecLM(TemplateLM):
         self.add_bos_token = add_bos_token
         self.config = (config or SpecConfig()).replace(batch_size=batch_size)
         room = max_positions(model.config)
-        widths = [width for width in buckets if room is None or width <= room] or [room]
+        widths = [min(width, room or width) for width in buckets]
         self.device = get_device(device or model.device)
         self.scorer = Scorer(model, batch_size, widths, self.config, self.device)
         self.max_length = self.scorer.widths[-1]
