@@ -69,8 +69,8 @@ class GaudiSpecLM(TemplateLM):
         self.config = (config or SpecConfig()).replace(batch_size=batch_size)
         room = max_positions(model.config)
         widths = [min(width, room or width) for width in buckets]
-        self.device = get_device(device or model.device)
-        self.scorer = Scorer(model, batch_size, widths, self.config, self.device)
+        self.engine_device = get_device(device or model.device)
+        self.scorer = Scorer(model, batch_size, widths, self.config, self.engine_device)
         self.max_length = self.scorer.widths[-1]
         self._room = room or 2048
         self.reports: list[Report] = []

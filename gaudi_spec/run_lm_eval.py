@@ -130,7 +130,7 @@ def _evaluate(lm: Any, args: argparse.Namespace, samples: Any) -> dict[str, Any]
     )
     print(utils.make_table(found))
     found["args"] = vars(args)
-    found["environment"] = results.environment(lm.device)
+    found["environment"] = results.environment(lm.engine_device)
     if lm.reports:
         found["generation"] = total(lm.reports).to_dict()
     return json.loads(json.dumps(found, default=utils.handle_non_serializable))
