@@ -16,6 +16,7 @@ from .flags import parser as base_parser
 from .loading import Pair
 from .metrics import total
 from .options import unsupported
+from .perf_config import parse
 from .profiling import traced
 from .run_generation import check, load, start
 
@@ -137,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Runs the program, the drop-in for `run_pipeline.py`; returns the exit code."""
     p = parser()
-    args = p.parse_args(argv)
+    args = parse(p, argv)
     habana_flags.only(args, p, [*_FIELDS, *_OTHERS])
     config = check(args)
     sentences = prompts.work(args).timed[0].sentences

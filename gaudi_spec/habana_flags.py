@@ -215,7 +215,8 @@ def check(args: argparse.Namespace) -> None:
 COMMON = frozenset(
     """model_name_or_path assistant_model bf16 model_revision token trust_remote_code
     trust_remote_code_tokenizer attn_implementation allow_tokenizer_mismatch allow_untested_models
-    num_assistant_tokens prompt_lookup_num_tokens max_matching_ngram_size verifier config seed
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    prompt_lookup_num_tokens max_matching_ngram_size verifier config seed
     device torch_compile compile_cache bucket_size use_kv_cache use_hpu_graphs sdp_on_bf16
     batch_size warmup verbose quiet""".split()
 )

@@ -12,6 +12,7 @@ from . import habana_flags, results
 from .errors import ConfigError
 from .flags import parser as base_parser
 from .metrics import total
+from .perf_config import parse
 from .run_generation import check, load, start
 
 
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code."""
     p = parser()
-    args = p.parse_args(argv)
+    args = parse(p, argv)
     added = {action.dest for action in p._actions} - {a.dest for a in base_parser()._actions}
     habana_flags.only(args, p, added | {"ignore_eos"})
     config = check(args)

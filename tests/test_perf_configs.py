@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_spec import cli, run_generation
+from gaudi_spec import cli, flags, run_generation
 from gaudi_spec.errors import ConfigError
-from gaudi_spec.perf_config import BLOCKS, PerfConfig
+from gaudi_spec.perf_config import BLOCKS, PerfConfig, parse
 from gaudi_spec.plan import command
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("perf_configs/*.yaml"))
 PLANNED = [path for path in FILES if "plan:" in path.read_text(encoding="utf-8")]
-DEFAULTS = vars(run_generation.parser().parse_args(["--model_name_or_path="]))
+DEFAULTS = vars(flags.parser().parse_args(["--model_name_or_path="]))
 
 
 def named(path: Path) -> str:
@@ -39,7 +39,7 @@ def test_files_are_valid_and_start_with_their_command(path, monkeypatch):
     environment = dict(word.split("=") for word in words[: words.index("python")])
     assert environment == file.environment
     assert words[-2:] == ["--config", f"perf_configs/{path.name}"]
-    args = run_generation.parser().parse_args(file.arguments(DEFAULTS))
+    args = flags.parser().parse_args(file.arguments(DEFAULTS))
     assert args.model_name_or_path and args.assistant_model
     assert (args.device == "hpu") == bool(file.plan)
     for name, value in file.environment.items():
@@ -49,7 +49,7 @@ def test_files_are_valid_and_start_with_their_command(path, monkeypatch):
             file.check_runnable("hpu")
     else:
         file.check_runnable("hpu")
-        run_generation._check(args, file.settings)
+        run_generation.check(args)
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
@@ -92,11 +92,11 @@ def test_flags_given_win_over_the_file(tmp_path):
         "        prompt: [x, y], warmup: 2}\nnum_assistant_tokens: 7\n",
     )
     argv = ["--config", str(path), "--batch_size", "5", "--num_assistant_tokens", "2"]
-    args, settings = run_generation._parse(argv)
+    args = parse(flags.parser(), argv)
     assert (args.model_name_or_path, args.batch_size, args.warmup) == ("a", 5, 2)
     assert (args.ignore_eos, args.bf16, args.prompt) == (False, True, ["x", "y"])
-    assert settings.num_assistant_tokens == 7
-    assert run_generation._check(args, settings).num_assistant_tokens == 2
+    assert PerfConfig.read(path).settings.num_assistant_tokens == 7
+    assert run_generation.check(args).num_assistant_tokens == 2
 
 
 @pytest.mark.parametrize(
