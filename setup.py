@@ -30,7 +30,8 @@ EXTRAS = {
     "demo": ["gguf", "accelerate"],
 }
 EXTRAS["test"] = ["pytest", "hypothesis", *EXTRAS["bench"], *EXTRAS["demo"]]
-EXTRAS["dev"] = ["ruff==0.17.6", "mypy==2.4.1", "types-PyYAML", "types-tqdm", *EXTRAS["test"]]
+EXTRAS["dev"] = ["ruff==0.17.6", "mypy==2.4.1", "types-PyYAML", "types-tqdm"]
+EXTRAS["dev"] += [*EXTRAS["habana"], *EXTRAS["test"]]  # it pins Transformers, so not in "test"
 EXTRAS["all"] = sorted({requirement for group in EXTRAS.values() for requirement in group})
 
 setup(

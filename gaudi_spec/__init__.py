@@ -22,6 +22,8 @@ _HOME = {
     "generate": "hf",
     "last_report": "hf",
     "release": "hf",
+    "patch_optimum_habana": "habana",
+    "unpatch_optimum_habana": "habana",
     "pipeline": "doors",
     "custom_generate_path": "doors",
     "GaudiTextGenerationPipeline": "gaudi_pipeline",

@@ -58,15 +58,20 @@ class SlotCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes `[B, H_kv, T, D]` keys and values and returns the window `[B, H_kv, W, D]`."""
         return (
-            self._write(self.keys[layer_idx], key_states),
-            self._write(self.values[layer_idx], value_states),
+            self.write(self.keys[layer_idx], key_states),
+            self.write(self.values[layer_idx], value_states),
         )
 
-    def _write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Writes `[B, H_kv, T, D]` to one layer's keys or values, and returns what `read` does."""
         heads, dim = buffer.shape[1:]
         new = states.transpose(1, 2).reshape(-1, heads, dim).to(buffer.dtype)
         buffer.index_copy_(0, self._index, new)
-        rows = buffer.view(self.batch, self.slots, heads, dim)
+        return self.read(buffer)
+
+    def read(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Returns a view of one layer's keys or values, the window `[B, H_kv, W, D]`."""
+        rows = buffer.view(self.batch, self.slots, *buffer.shape[1:])
         return rows[:, : self.window].transpose(1, 2)
 
     def get_seq_length(self, *_, **__) -> int:

@@ -17,6 +17,12 @@ MAX_NGRAM_SIZE = 32
 DEFAULT_ASSISTANT_TOKENS = 5
 DEFAULT_CONFIDENCE = 0.4  # Transformers' own
 SCHEDULES = ("auto", "constant", "heuristic", "heuristic_transient", "confidence")
+FORWARD_OPTIONS = (
+    "attn_softmax_bf16",
+    "use_flash_attention",
+    "flash_attention_recompute",
+    "flash_attention_fast_softmax",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +58,8 @@ class SpecConfig:
         bucket_size: Attention reads the first `bucket_size` cache slots, or twice, four times ...
             as many, whichever covers the longest row: its cost follows the text, not the
             allocation. None: always all slots.
+        forward_options: Names of switches of Optimum Habana's forward that are on, such as
+            "use_flash_attention"; a family that has no such switch goes without it.
         compile: "graph" captures prefill chunks and cycles as graphs, "eager" does not, "auto"
             means graphs on hpu and cuda and eager on cpu, where a first compile takes long.
         kernels: Which of the device's own kernels models use, see `models/equip.py`: on cpu
@@ -79,6 +87,7 @@ class SpecConfig:
     length_multiple: int = 64
     prefill_chunks: tuple[int, ...] = (16, 64, 256)
     bucket_size: int | None = 256
+    forward_options: tuple[str, ...] = ()
     compile: str = "auto"
     kernels: tuple[str, ...] | None = None
     fuse_cycle: bool = True
@@ -109,7 +118,7 @@ class SpecConfig:
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
         if self.verifier not in (None, "rejection", "coupled"):
             raise ConfigError(f"verifier must be rejection or coupled, not {self.verifier!r}.")
-        for name in ("prefill_chunks", "kernels"):  # YAML has lists
+        for name in ("prefill_chunks", "kernels", "forward_options"):  # YAML has lists
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         kernels = self.kernels
@@ -117,6 +126,11 @@ class SpecConfig:
             isinstance(kernels, tuple) and all(isinstance(k, str) for k in kernels)
         ):
             raise ConfigError(f"kernels must be a list of names, not {kernels!r}.")
+        names = self.forward_options
+        if not isinstance(names, tuple) or not set(names) <= set(FORWARD_OPTIONS):
+            raise ConfigError(
+                f"forward_options must be names of {', '.join(FORWARD_OPTIONS)}, not {names!r}."
+            )
         chunks = self.prefill_chunks
         ints = isinstance(chunks, tuple) and all(type(c) is int and c > 0 for c in chunks)
         if not ints or not chunks or list(chunks) != sorted(set(chunks)):
@@ -201,7 +215,7 @@ class SpecConfig:
     def to_yaml(self) -> str:
         """Returns YAML that `from_yaml` reads back to an equal config."""
         values = dataclasses.asdict(self)
-        for name in ("prefill_chunks", "kernels"):
+        for name in ("prefill_chunks", "kernels", "forward_options"):
             values[name] = None if values[name] is None else list(values[name])
         return yaml.safe_dump(values, sort_keys=False)
 

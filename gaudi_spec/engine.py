@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from .ledger import Step, TokenEvent
 from .metrics import Report
 from .models.hf import self_check
 from .models.shadow import fingerprint
-from .models.support import TESTED_FAMILIES, check_supported, max_positions, vocabulary
+from .models.support import check_supported, is_tested, max_positions, vocabulary
 from .request import Request, admit
 from .runtime import Runtime
 from .sampling.options import Sampling
@@ -71,7 +71,7 @@ class SpeculativeEngine:
                     f"The {role} is on {model.device}, the engine on {self.device.name}: move it "
                     f"with model.to({self.device.torch_device.type!r}) first."
                 )
-            if model.config.model_type not in TESTED_FAMILIES:
+            if not is_tested(model):
                 self_check(model)
         self._models = (target, draft)
         self._schedule = schedule_of(self.config)  # what it learns in one call serves the next
@@ -111,6 +111,7 @@ class SpeculativeEngine:
         schedule: Schedule | None = None,
         step: Step | None = None,
         reuse: bool = False,
+        each_cycle: Callable[[], None] | None = None,
     ) -> Iterator[TokenEvent]:
         """Yields every token, in order within its row, as soon as a cycle has committed it.
 
@@ -128,6 +129,7 @@ class SpeculativeEngine:
             reuse: Keep the cache entries of what each prompt shares with the text that its row
                 had in the call before, as in the next turn of a chat. Only sound if no weight was
                 changed in place since.
+            each_cycle: Called after each cycle, or each `config.sync_every` of them.
 
         Raises:
             InputError: An empty prompt, an id outside the vocabulary, a budget below 1, or a
@@ -136,6 +138,8 @@ class SpeculativeEngine:
         """
         given = (prompts, max_new_tokens, min_new_tokens, eos_token_ids, sampling)
         for _, events in self._run(given, schedule, step, reuse):
+            if each_cycle is not None:
+                each_cycle()
             yield from events
 
     def cycles(

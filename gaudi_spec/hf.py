@@ -6,6 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def generate(
     tokenizer: Any = None,
     past_key_values: KeptCaches | None = None,
     spec_config: SpecConfig | None = None,
+    device: str | None = None,
+    each_cycle: Callable[[], None] | None = None,
     **generate_kwargs: Any,
 ) -> Any:
     """Generates with a draft model; the result is the target's own.
@@ -66,6 +69,8 @@ def generate(
         past_key_values: What the call before returned in its result object: the prefix that its
             rows share with these is not fed again. No weight may have changed in between.
         spec_config: Settings that Transformers has no name for.
+        device: A device name; None: the target's.
+        each_cycle: Called after the first cycle, which includes the prefill, and each one after.
         **generate_kwargs: Any other argument of `model.generate`: `attention_mask` (`[B, W]`, 0 at
             padding; without it pads are inferred by Transformers' rule), `max_new_tokens`,
             `max_length`, `eos_token_id`, `do_sample`, `stop_strings`, `output_scores`, ...
@@ -123,10 +128,15 @@ def generate(
             input_ids = input_ids.repeat_interleave(options.num_return_sequences, 0)
             prompts = [prompt for prompt in prompts for _ in range(options.num_return_sequences)]
         check_streamer(streamer, len(prompts))
-        kept = _engine(model, assistant_model, config, len(prompts), past_key_values)
+        kept = _engine(model, assistant_model, config, len(prompts), device, past_key_values)
         with kept.engine.lock:  # another thread's call must not come between text and report
-            rows = _collect(kept.engine, prompts, input_ids, options, streamer, past_key_values)
+            rows = _collect(
+                kept.engine, prompts, input_ids, options, streamer, past_key_values, each_cycle
+            )
             _local.report = kept.engine.report
+        if options.gaudi.release:
+            with _engines_lock:
+                _engines.pop(kept.key, None)
     new = rows.tokens(options.pad_token_id or 0)
     sequences = torch.cat([input_ids.long(), new.to(input_ids.device)], 1)
     if not options.return_dict:
@@ -149,7 +159,7 @@ def _options(
     return options
 
 
-def _collect(engine, prompts, input_ids, options: Options, streamer, past) -> Collected:
+def _collect(engine, prompts, input_ids, options: Options, streamer, past, each_cycle) -> Collected:
     """Runs the engine, shows its tokens to streamer and criteria, and collects them."""
     batched = streamer if isinstance(streamer, BatchStreamer) else None
     watching = None if batched else streamer
@@ -169,6 +179,7 @@ def _collect(engine, prompts, input_ids, options: Options, streamer, past) -> Co
         sampling=options.sampling,
         step=step,
         reuse=past is not None,
+        each_cycle=each_cycle,
     ):
         rows.add(event)
         if batched is not None:
@@ -196,6 +207,7 @@ def _config(
     config = SpecConfig() if given is None else given
     if not isinstance(config, SpecConfig):
         raise ConfigError(f"spec_config must be a gaudi_spec.SpecConfig, not {config!r}.")
+    config = options.gaudi.into(config)
     if options.return_dict and (options.output_scores or options.output_logits):
         config = config.replace(keep_logits=True)
     config = options.drafting.apply(config, draft is not None)
@@ -208,10 +220,15 @@ def _config(
 
 
 def _engine(
-    model: Any, draft: Any, config: SpecConfig, batch: int, past: KeptCaches | None
+    model: Any,
+    draft: Any,
+    config: SpecConfig,
+    batch: int,
+    device: str | None,
+    past: KeptCaches | None,
 ) -> KeptCaches:
     """Returns the kept engine for these models, settings and rows, or builds it."""
-    key = (id(model), id(draft), config, config.batch_size or batch)
+    key = (id(model), id(draft), config, config.batch_size or batch, device)
     if past is not None and past.key[:2] != key[:2]:
         raise ConfigError(
             "past_key_values comes from a call with other models: pass those, or leave it out."
@@ -220,7 +237,7 @@ def _engine(
         if past is not None and past.key == key:
             _engines[key] = past.engine
         if key not in _engines:
-            _engines[key] = SpeculativeEngine(model, draft, config)
+            _engines[key] = SpeculativeEngine(model, draft, config, device)
         _engines.move_to_end(key)
         while len(_engines) > _KEPT_ENGINES:
             _engines.popitem(last=False)

@@ -16,6 +16,7 @@ from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 from .decoding import ARGUMENTS, PROCESSORS, WARPERS, check_kinds, to_sampling
 from .drafting import Drafting
 from .errors import ConfigError, InputError, UnsupportedOptionError
+from .gaudi_options import GAUDI_FIELDS, NO_GAUDI_OPTIONS, GaudiOptions, gaudi_options
 from .request import token_ids
 from .sampling.options import Sampling
 from .stopping import Criterion, gather_criteria
@@ -63,6 +64,7 @@ class Options:
         return_dict: Return more than the tokens.
         output_scores: The processed logits too.
         output_logits: The unprocessed ones too.
+        gaudi: What is asked for by Optimum Habana's fields.
     """
 
     max_new_tokens: int
@@ -76,6 +78,7 @@ class Options:
     return_dict: bool = False
     output_scores: bool = False
     output_logits: bool = False
+    gaudi: GaudiOptions = NO_GAUDI_OPTIONS
 
 
 def resolve_options(
@@ -111,7 +114,9 @@ def resolve_options(
     kwargs.pop("num_assistant_tokens_schedule", None)  # Transformers has not all of ours
     ours = {name: kwargs.pop(name, None) for name in ARGUMENTS}
     try:
-        config, rest = model._prepare_generation_config(copy.deepcopy(generation_config), **kwargs)
+        config, rest = _detached(model)._prepare_generation_config(
+            copy.deepcopy(generation_config), **kwargs
+        )
     except (TypeError, ValueError) as error:  # Transformers' own checks, which name the option
         raise UnsupportedOptionError(" ".join(str(error).split())) from error
     for name, value in rest.items():
@@ -119,6 +124,7 @@ def resolve_options(
         if not empty:
             raise unsupported(name, value, "leave it out")
     _refuse_unsupported(config)
+    gaudi = gaudi_options(model, config)
     draft_config = getattr(assistant_model, "generation_config", None)
     if config.use_cache is False or getattr(draft_config, "use_cache", None) is False:
         warnings.warn("use_cache=False is ignored: decoding is always cached.", stacklevel=3)
@@ -126,6 +132,8 @@ def resolve_options(
     pad = token_ids(config.pad_token_id) or eos
     criteria = gather_criteria(config.stop_strings, config.max_time, tokenizer, stopping_criteria)
     budget = _budget(model, width, config, generation_config, kwargs)
+    if gaudi.ignore_eos:
+        eos = ()
     for criterion in criteria:  # the caller's take the place of Transformers' own
         if isinstance(criterion, MaxLengthCriteria):
             budget = max(1, criterion.max_length - width)
@@ -151,7 +159,15 @@ def resolve_options(
         return_dict=bool(config.return_dict_in_generate),
         output_scores=bool(config.output_scores),
         output_logits=bool(config.output_logits),
+        gaudi=gaudi,
     )
+
+
+def _detached(model: Any) -> Any:
+    """Returns `model` with a generation config of its own, which Optimum Habana writes to."""
+    detached = copy.copy(model)
+    detached.generation_config = copy.deepcopy(model.generation_config)
+    return detached
 
 
 def infer_attention_mask(input_ids: torch.Tensor, options: Options) -> torch.Tensor:
@@ -167,7 +183,7 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
     if hasattr(config, "_get_default_generation_params"):  # Transformers 5 keeps them apart
         defaults = defaults | config._get_default_generation_params()
     for name, value in vars(config).items():
-        if name.startswith("_") or name in _HONOURED or name in _INERT:
+        if name.startswith("_") or name in _HONOURED or name in _INERT or name in GAUDI_FIELDS:
             continue
         if value is None or value is False or value in _NEUTRAL.get(name, ()):
             continue

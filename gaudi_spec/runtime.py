@@ -28,6 +28,8 @@ from .models.base import ModelAdapter
 from .models.capturable import capturable
 from .models.equip import equip
 from .models.experts import use_static_experts
+from .models.gaudi import is_gaudi
+from .models.habana import HabanaCausalLM
 from .models.hf import HFCausalLM
 from .models.shadow import shadow
 from .models.support import max_positions
@@ -282,6 +284,9 @@ class Runtime:
 
 def adapt(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
     """Returns `model` over a slot cache of its own, ready to be captured."""
+    if is_gaudi(model):  # with kernels of its own
+        options = config.forward_options
+        return HabanaCausalLM(capturable(shadow(model)), batch, slots, options)
     ours = capturable(shadow(model, device.nests))
     if config.captures(device.captures):
         use_static_experts(ours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import ConfigError
+from . import standin
 from .base import Device
 from .compiled import keep_compiled
 from .cpu import CpuDevice
@@ -40,4 +41,9 @@ def get_device(name: str | torch.device | Device = "auto") -> Device:
     return DEVICES[kind]()
 
 
-__all__ = ["Device", "get_device", "keep_compiled"]
+def emulating() -> bool:
+    """Returns whether the emulator is in place in this process, see `EmulatedHpuDevice`."""
+    return standin.is_installed()
+
+
+__all__ = ["Device", "emulating", "get_device", "keep_compiled"]

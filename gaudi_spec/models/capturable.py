@@ -21,10 +21,13 @@ def capturable(model: nn.Module) -> nn.Module:
     return model
 
 
-def _falcon_split_heads(module: nn.Module, fused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _falcon_split_heads(
+    module: nn.Module, fused: torch.Tensor, broadcast: bool = True
+) -> tuple[torch.Tensor, ...]:
     """Splits `[B, T, heads]` into queries, keys and values by slices.
 
     Falcon's own indexes with the lists [-2] and [-1]: a tensor made from host data, and a gather.
+    Optimum Habana's says whether keys and values are repeated for each query head.
     """
     rows, width, _ = fused.shape
     groups = 1
@@ -35,7 +38,7 @@ def _falcon_split_heads(module: nn.Module, fused: torch.Tensor) -> tuple[torch.T
         return heads[..., 0, :], heads[..., 1, :], heads[..., 2, :]
     heads = fused.view(rows, width, groups, module.num_heads // groups + 2, module.head_dim)
     query, key, value = heads[..., :-2, :], heads[..., -2:-1, :], heads[..., -1:, :]
-    if module.new_decoder_architecture:
+    if module.new_decoder_architecture and broadcast:
         key, value = key.expand_as(query), value.expand_as(query)
     return query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3)
 
@@ -50,5 +53,6 @@ def _gptj_rotary(
 
 _METHODS: dict[str, dict[str, Callable]] = {
     "FalconAttention": {"_split_heads": _falcon_split_heads},
+    "GaudiFalconAttention": {"_split_heads": _falcon_split_heads},
     "GPTJRotaryEmbedding": {"forward": _gptj_rotary},
 }

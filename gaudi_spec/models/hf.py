@@ -56,8 +56,8 @@ class HFCausalLM:
     """
 
     def __init__(self, model: Any, batch: int, slots: int) -> None:
-        self.model = model = use_grouped_attention(shadow(model))
         self.slots = slots
+        self.model = model = self._own(model)
         self.device = model.device
         self._embeddings, self.vocab_size = vocabulary(model)
         self.max_positions = max_positions(model.config)
@@ -72,6 +72,10 @@ class HFCausalLM:
         self._slot_ids = torch.arange(slots, device=self.device)
         geometry, dtype = self._probe()
         self.cache = SlotCache(geometry, batch, slots, dtype, self.device)
+
+    def _own(self, model: Any) -> Any:
+        """Returns the module tree to run, over the weights of the caller's `model`."""
+        return use_grouped_attention(shadow(model))
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, last: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UnsupportedModelError
+from .gaudi import check_gaudi, is_gaudi
 
 # Decoder families whose cached, rolled-back forward is tested against `generate`.
 TESTED_FAMILIES = frozenset(
@@ -62,12 +63,19 @@ def check_supported(model: Any, role: str, allow_untested: bool = False) -> None
         )
     if getattr(config, "alibi", False):
         raise UnsupportedModelError(f"{who} uses ALiBi positions, which are not supported yet.")
+    if is_gaudi(model):
+        return check_gaudi(model, who)
     _check_attention(config, who)
-    if config.model_type not in TESTED_FAMILIES and not allow_untested:
+    if not is_tested(model) and not allow_untested:
         raise UnsupportedModelError(
             f"{who} is of a family that is not tested yet; to try it behind a self-check, set "
             "SpecConfig(allow_untested_models=True) or --allow_untested_models."
         )
+
+
+def is_tested(model: Any) -> bool:
+    """Returns whether a model that `check_supported` accepts needs no self-check."""
+    return is_gaudi(model) or model.config.model_type in TESTED_FAMILIES
 
 
 def _check_attention(config: Any, who: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from . import graphs, kernels, streams
+from . import graphs, kernels, optimum, streams
 from .card import Card
 from .metrics import MetricNotFound, Metrics
 
@@ -29,6 +29,11 @@ def installed_for_real() -> bool:
     """Returns whether Intel's own package is on this machine."""
     spec = importlib.util.find_spec("habana_frameworks")
     return spec is not None and bool(spec.submodule_search_locations)
+
+
+def is_installed() -> bool:
+    """Returns whether the stand-in is in place."""
+    return bool(_installed)
 
 
 def install(generation: str) -> Card:
@@ -50,6 +55,7 @@ def install(generation: str) -> Card:
     card = Card(generation)
     for name, content in _contents(card).items():
         _add(name, content)
+    optimum.install()
     _installed.append(card)
     return card
 
@@ -58,6 +64,7 @@ def remove() -> None:
     """Takes the stand-in away again; devices that were made over it keep working."""
     if _installed:
         _installed.clear()
+        optimum.remove()
         for name in [n for n in sys.modules if n == _TOP or n.startswith(f"{_TOP}.")]:
             del sys.modules[name]
 
@@ -106,6 +113,7 @@ def _hpu(card: Card) -> dict[str, Any]:
         "max_memory_allocated": lambda device=None: card.memory()["MaxInUse"],
         "memory_allocated": lambda device=None: card.memory()["InUse"],
         "memory_stats": lambda device=None: card.memory(),
+        "sdp_kernel": kernels.sdp_kernel,
         "reset_peak_memory_stats": lambda device=None: card.reset_peak(),
         "stream": streams.stream,
         "synchronize": lambda: None,

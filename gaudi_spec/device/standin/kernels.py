@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+from collections.abc import Iterator
 
 import torch
 from torch.nn import functional
@@ -70,3 +72,47 @@ def apply_rotary_pos_emb(
         raise NotImplementedError("The emulated rotary embedding takes gathered angles of halves.")
     left, right = p.chunk(2, -1)
     return p * cos + torch.cat([-right, left], -1) * sin
+
+
+@contextlib.contextmanager
+def sdp_kernel(enable_recompute: bool = False) -> Iterator[None]:
+    """Context for `FusedSDPA`; recomputing saves memory on the card, and means nothing here."""
+    yield
+
+
+def mixture_of_experts(
+    hidden_states: torch.Tensor,
+    expert_routing_table: torch.Tensor,
+    router_weights: torch.Tensor,
+    w1: list[torch.Tensor],
+    w2: list[torch.Tensor],
+    w3: list[torch.Tensor],
+    permuted_weights: bool,
+    activation: str,
+    experts_min: int,
+    experts_max: int,
+) -> torch.Tensor:
+    """Returns the weighted sum of the experts `[N, D]` that each token was routed to.
+
+    All experts see all tokens: a graph cannot choose.
+
+    Args:
+        hidden_states: `[N, D]`.
+        expert_routing_table: `[N, k]`, experts of each token.
+        router_weights: `[N, k]`.
+        w1: Gate projection `[F, D]` of each expert.
+        w2: Up projection, likewise.
+        w3: Down projection `[D, F]`.
+        permuted_weights: Whether weights are stored as above; only so here.
+        activation: Only "silu" here.
+        experts_min: Number of the first expert given.
+        experts_max: Number of the last one.
+    """
+    if not permuted_weights or activation != "silu":
+        raise NotImplementedError("The emulated experts take permuted weights and silu.")
+    total = torch.zeros_like(hidden_states)
+    for number, gate, up, down in zip(range(experts_min, experts_max + 1), w1, w2, w3):
+        share = (router_weights * (expert_routing_table == number)).sum(-1, keepdim=True)
+        inner = functional.silu(hidden_states @ gate.T) * (hidden_states @ up.T)
+        total = total + share * (inner @ down.T)
+    return total
