@@ -23,7 +23,7 @@ def long_description() -> str:
 EXTRAS = {
     "habana": ["optimum-habana==1.21.2"],
     "deepspeed": ["deepspeed"],
-    "quant": ["torchao", "neural-compressor-pt"],
+    "quant": ["neural-compressor-pt"],
     "bench": ["matplotlib"],
     "audio": ["soundfile"],
     "eval": ["lm_eval"],
@@ -52,6 +52,7 @@ setup(
             "distill/prompts.txt",
             "packaged/*/*",
             "plan/*.yaml",
+            "quant/sample.txt",
         ]
     },
     install_requires=[

@@ -267,5 +267,5 @@ def _built(engine: SpeculativeEngine) -> int:
 def _addresses(engine: SpeculativeEngine) -> list[int]:
     runtime = engine.runtime
     caches = [model.cache for model in runtime.models.values()]
-    buffers = [b for cache in caches for b in (*cache.keys, *cache.values)] + [runtime.state.tokens]
+    buffers = [b for cache in caches for b in cache.buffers] + [runtime.state.tokens]
     return [buffer.data_ptr() for buffer in buffers]

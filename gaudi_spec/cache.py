@@ -8,8 +8,13 @@ hidden by the mask until its position is written again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from transformers.cache_utils import Cache
+
+from .quant.kv import KvFormat
 
 
 class SlotCache(Cache):
@@ -22,8 +27,16 @@ class SlotCache(Cache):
         geometry: `(kv_heads, head_dim)` for each layer.
         batch: B, rows.
         slots: S, slots of each row.
-        dtype: Dtype of keys and values.
+        form: What the buffers hold.
         device: Where the buffers live.
+        writers: Neural Compressor's modules for each layer's keys and values, which then decide
+            what is held; none: this class writes.
+
+    Attributes:
+        keys: Each layer's buffer `[B*S, H_kv, D]`.
+        values: The same.
+        key_scales: Each layer's `[B*S, H_kv, 1]`, where the format has scales.
+        value_scales: The same.
     """
 
     is_compileable = True
@@ -33,17 +46,35 @@ class SlotCache(Cache):
         geometry: list[tuple[int, int]],
         batch: int,
         slots: int,
-        dtype: torch.dtype,
+        form: KvFormat,
         device: torch.device,
+        writers: Sequence[tuple[Any, Any]] = (),
     ) -> None:
+        self.form = form
         self.batch, self.slots = batch, slots
         self.window = slots  # slots that attention reads; a static part of every shape
         # Zeros, not empty: 0 x NaN would pass through a mask.
         self.keys = [
-            torch.zeros(batch * slots, heads, dim, dtype=dtype, device=device)
+            torch.zeros(batch * slots, heads, dim, dtype=form.store, device=device)
             for heads, dim in geometry
         ]
         self.values = [torch.zeros_like(key) for key in self.keys]
+        self._writers = writers
+        if writers:
+            shapes = [key.shape for key in self.keys]
+            self.keys, self.values = (
+                [
+                    pair[i].allocate(None, form.compute, device, s)
+                    for pair, s in zip(writers, shapes)
+                ]
+                for i in (0, 1)
+            )
+            store = self.keys[0].dtype
+            name = f"Neural Compressor {str(store).removeprefix('torch.')}"
+            self.form = form = KvFormat(name, store, form.compute)
+        scaled = self.keys if form.scaled else []
+        self.key_scales = [torch.zeros_like(k[..., :1], dtype=form.compute) for k in scaled]
+        self.value_scales = [torch.zeros_like(scale) for scale in self.key_scales]
         self._row_start = torch.arange(batch, device=device)[:, None] * slots
         self._index = self._row_start[:, 0]
         self.layers: list[object] = []  # read by `Cache` properties of some versions
@@ -57,22 +88,40 @@ class SlotCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_, **__
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes `[B, H_kv, T, D]` keys and values and returns the window `[B, H_kv, W, D]`."""
+        if self._writers:
+            key, value = self._writers[layer_idx]
+            return (
+                self._write_by(key, self.keys[layer_idx], key_states),
+                self._write_by(value, self.values[layer_idx], value_states),
+            )
+        one = slice(layer_idx, layer_idx + 1)
         return (
-            self.write(self.keys[layer_idx], key_states),
-            self.write(self.values[layer_idx], value_states),
+            self._write([*self.keys[one], *self.key_scales[one]], key_states),
+            self._write([*self.values[one], *self.value_scales[one]], value_states),
         )
 
     def write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Writes `[B, H_kv, T, D]` to one layer's keys or values, and returns what `read` does."""
-        heads, dim = buffer.shape[1:]
-        new = states.transpose(1, 2).reshape(-1, heads, dim).to(buffer.dtype)
-        buffer.index_copy_(0, self._index, new)
+        buffer.index_copy_(0, self._index, states.transpose(1, 2).flatten(0, 1).to(buffer.dtype))
         return self.read(buffer)
 
     def read(self, buffer: torch.Tensor) -> torch.Tensor:
         """Returns a view of one layer's keys or values, the window `[B, H_kv, W, D]`."""
-        rows = buffer.view(self.batch, self.slots, *buffer.shape[1:])
-        return rows[:, : self.window].transpose(1, 2)
+        return self._window(buffer).transpose(1, 2)
+
+    def _write(self, buffers: list[torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+        encoded = self.form.encode(states.transpose(1, 2).flatten(0, 1))
+        for buffer, new in zip(buffers, encoded):
+            buffer.index_copy_(0, self._index, new)
+        return self.form.decode(*map(self._window, buffers)).transpose(1, 2)
+
+    def _write_by(self, writer: Any, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        new = states.transpose(1, 2).flatten(0, 1)
+        return self._window(writer.update(buffer, new, 0, self._index, None)).transpose(1, 2)
+
+    def _window(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Returns the slots that attention reads, `[B, W, H_kv, ...]`."""
+        return buffer.view(self.batch, self.slots, *buffer.shape[1:])[:, : self.window]
 
     def get_seq_length(self, *_, **__) -> int:
         """Returns 0: length is data here, and every caller is handed explicit positions."""
@@ -85,7 +134,12 @@ class SlotCache(Cache):
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """All that is allocated."""
+        return [*self.keys, *self.values, *self.key_scales, *self.value_scales]
+
     def zero(self) -> None:
         """Overwrites all slots with zeros, in place."""
-        for buffer in (*self.keys, *self.values):
+        for buffer in self.buffers:
             buffer.zero_()

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .quant.linear import QuantLinear
+
 # Rounding steps that the largest logit may be off by after a whole forward in low precision.
 _STEPS = 4
 
@@ -43,7 +45,7 @@ class Difference:
 
 @torch.no_grad()
 def greedy_differences(
-    model: Any, prompt: torch.Tensor, continuation: torch.Tensor
+    model: Any, prompt: torch.Tensor, continuation: torch.Tensor, coarse: bool = False
 ) -> list[Difference]:
     """Feeds `continuation` back through the plain model and returns every departure from greedy.
 
@@ -53,6 +55,7 @@ def greedy_differences(
         model: The target.
         prompt: `[P]` int64.
         continuation: `[N]` int64, the tokens to be judged.
+        coarse: It was written over a cache of fewer bits than the model's dtype has.
 
     Returns:
         One `Difference` for each token that is not the most likely one given all before it.
@@ -62,14 +65,30 @@ def greedy_differences(
     chosen = continuation.to(model.device)
     best = logits.argmax(-1)
     gap = logits.gather(1, best[:, None]) - logits.gather(1, chosen[:, None])
-    step = torch.finfo(model.dtype).eps * logits.abs().max(-1).values
+    step = _eps(model, coarse) * logits.abs().max(-1).values
     return [
         Difference(i, int(chosen[i]), int(best[i]), float(gap[i, 0]), float(step[i]) * _STEPS)
         for i in (chosen != best).nonzero()[:, 0].tolist()
     ]
 
 
-def explain(model: Any, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Tensor) -> str:
+def _eps(model: Any, coarse: bool) -> float:
+    """Returns the relative size of a rounding step of a model.
+
+    Quantized layers and caches count as bfloat16: some compute in it, and where activations are
+    quantized a difference in their last bit can become one of a whole 8-bit step.
+    """
+    coarse = coarse or any(isinstance(module, QuantLinear) for module in model.modules())
+    return torch.finfo(torch.bfloat16 if coarse else model.dtype).eps
+
+
+def explain(
+    model: Any,
+    prompt: torch.Tensor,
+    ours: torch.Tensor,
+    other: torch.Tensor,
+    coarse: bool = False,
+) -> str:
     """Says in one sentence whether two continuations agree and, if not, whether a near-tie is why.
 
     Args:
@@ -77,6 +96,7 @@ def explain(model: Any, prompt: torch.Tensor, ours: torch.Tensor, other: torch.T
         prompt: `[P]` int64.
         ours: `[N]` int64.
         other: `[M]` int64.
+        coarse: They were written over a cache of fewer bits than the model's dtype has.
     """
     shared = min(len(ours), len(other))
     differ = (ours[:shared] != other[:shared]).nonzero()
@@ -87,7 +107,7 @@ def explain(model: Any, prompt: torch.Tensor, ours: torch.Tensor, other: torch.T
     found = [
         d
         for text in (ours, other)
-        for d in greedy_differences(model, prompt, text[: at + 1])
+        for d in greedy_differences(model, prompt, text[: at + 1], coarse)
         if d.index == at
     ]
     if all(d.near_tie for d in found):

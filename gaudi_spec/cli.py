@@ -19,6 +19,8 @@ commands:
   plan       memory and expected speed-up of a pair, before it is loaded
   bench      measure a pair against plain decoding and against others
   plot       draw results of bench
+  quality    what quantization costs on a text: perplexity, agreement, acceptance
+  quantize   measure and convert a model with Intel Neural Compressor
   audit      count compilations, host reads and fallbacks of a pair of models
   doctor     check what is installed and set
 
@@ -51,8 +53,20 @@ def _bench(argv: list[str]) -> int:
     return run(argv)
 
 
+def _quality(argv: list[str]) -> int:
+    from .quality import main as run
+
+    return run(argv)
+
+
 def _plot(argv: list[str]) -> int:
     from .bench.command import plot as run
+
+    return run(argv)
+
+
+def _quantize(argv: list[str]) -> int:
+    from .quantize import main as run
 
     return run(argv)
 
@@ -75,6 +89,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "bench": _bench,
     "plot": _plot,
+    "quality": _quality,
+    "quantize": _quantize,
     "audit": _audit,
     "doctor": _doctor,
 }

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,6 +23,18 @@ FORWARD_OPTIONS = (
     "flash_attention_recompute",
     "flash_attention_fast_softmax",
 )
+QUANT_SCHEMES = ("auto", "none", "int8", "int8wo", "int4wo", "fp8")
+KV_DTYPES = ("auto", "bf16", "fp8", "int8")
+# Heads decide between almost equal tokens, routers between experts: both are small or sensitive.
+UNQUANTIZED = ("lm_head", "embed_out", "gate", "router", "shared_expert_gate")
+
+
+class Quant(NamedTuple):
+    """How one model is quantized; see the fields of `SpecConfig`."""
+
+    scheme: str = "auto"
+    exclude: tuple[str, ...] = UNQUANTIZED
+    kv_dtype: str = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +81,16 @@ class SpecConfig:
         keep_logits: Copy the logits of every emitted token to the host, for scores and the like.
         strict_shapes: Fail, instead of building it, when a shape is needed that the warm-up has
             not built.
+        target_quant: Weights of the target: "int8" (and dynamic 8-bit activations), "int8wo" and
+            "int4wo" (weights only), "fp8" (e4m3 weights and activations), "none", or "auto": as
+            the checkpoint has them.
+        draft_quant: The same for the draft; the two are independent.
+        target_quant_exclude: Layers that keep their weights, by name: shell patterns, matched
+            with the whole name or its last parts, such as "lm_head" or "layers.0.*".
+        draft_quant_exclude: The same for the draft.
+        target_kv_dtype: What the target's cache holds: "bf16", "int8" or "fp8" (both with a scale
+            for each token and head), or "auto": the model's dtype.
+        draft_kv_dtype: The same for the draft.
         allow_untested_models: Accept a decoder whose family is not in the tested list, after a
             self-check of its cached forward against its plain one.
 
@@ -94,6 +116,12 @@ class SpecConfig:
     sync_every: int = 1
     keep_logits: bool = False
     strict_shapes: bool = False
+    target_quant: str = "auto"
+    draft_quant: str = "auto"
+    target_quant_exclude: tuple[str, ...] = UNQUANTIZED
+    draft_quant_exclude: tuple[str, ...] = UNQUANTIZED
+    target_kv_dtype: str = "auto"
+    draft_kv_dtype: str = "auto"
     allow_untested_models: bool = False
 
     def __post_init__(self) -> None:
@@ -118,9 +146,9 @@ class SpecConfig:
             raise ConfigError(f"compile must be auto, graph or eager, not {self.compile!r}.")
         if self.verifier not in (None, "rejection", "coupled"):
             raise ConfigError(f"verifier must be rejection or coupled, not {self.verifier!r}.")
-        for name in ("prefill_chunks", "kernels", "forward_options"):  # YAML has lists
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for field in dataclasses.fields(self):  # YAML has lists
+            if isinstance(getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
         kernels = self.kernels
         if kernels is not None and not (
             isinstance(kernels, tuple) and all(isinstance(k, str) for k in kernels)
@@ -131,6 +159,8 @@ class SpecConfig:
             raise ConfigError(
                 f"forward_options must be names of {', '.join(FORWARD_OPTIONS)}, not {names!r}."
             )
+        for role in ("target", "draft"):
+            self._check_quant(role)
         chunks = self.prefill_chunks
         ints = isinstance(chunks, tuple) and all(type(c) is int and c > 0 for c in chunks)
         if not ints or not chunks or list(chunks) != sorted(set(chunks)):
@@ -189,9 +219,30 @@ class SpecConfig:
         given = self.assistant_confidence_threshold
         return DEFAULT_CONFIDENCE if given is None else given
 
+    def _check_quant(self, role: str) -> None:
+        for name, known in ((f"{role}_quant", QUANT_SCHEMES), (f"{role}_kv_dtype", KV_DTYPES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
+        name = f"{role}_quant_exclude"
+        patterns = getattr(self, name)
+        if not isinstance(patterns, tuple) or not all(isinstance(p, str) and p for p in patterns):
+            raise ConfigError(f"{name} must be a list of name patterns, not {patterns!r}.")
+
+    def quant(self, role: str) -> Quant:
+        """Returns the quantization of the "target", or of the drafter's models ("draft")."""
+        names = ("quant", "quant_exclude", "kv_dtype")
+        return Quant(*(getattr(self, f"{role}_{name}") for name in names))
+
     def captures(self, by_default: bool) -> bool:
         """Returns whether graphs are captured on a device that does so `by_default` or not."""
         return self.compile == "graph" or (self.compile == "auto" and by_default)
+
+    def without_draft(self) -> SpecConfig:
+        """Returns the settings of plain decoding with the same target."""
+        scheme, exclude, kv_dtype = Quant()
+        plain = {"draft_quant": scheme, "draft_quant_exclude": exclude, "draft_kv_dtype": kv_dtype}
+        return self.replace(drafter="auto", **plain)
 
     def replace(self, **changes: Any) -> SpecConfig:
         """Returns a copy with `changes` applied and checked."""
@@ -215,9 +266,8 @@ class SpecConfig:
     def to_yaml(self) -> str:
         """Returns YAML that `from_yaml` reads back to an equal config."""
         values = dataclasses.asdict(self)
-        for name in ("prefill_chunks", "kernels", "forward_options"):
-            values[name] = None if values[name] is None else list(values[name])
-        return yaml.safe_dump(values, sort_keys=False)
+        lists = {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
+        return yaml.safe_dump(values | lists, sort_keys=False)
 
 
 def read_yaml(path: str | Path) -> Any:

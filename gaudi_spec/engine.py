@@ -25,6 +25,9 @@ from .metrics import Report
 from .models.hf import self_check
 from .models.shadow import fingerprint
 from .models.support import check_supported, is_tested, max_positions, vocabulary
+from .quant import apply
+from .quant.facts import facts
+from .quant.linear import KINDS
 from .request import Request, admit
 from .runtime import Runtime
 from .sampling.options import Sampling
@@ -64,6 +67,7 @@ class SpeculativeEngine:
         pick(self.config.drafter, draft is not None)
         self.device = get_device(target.device if device is None else device)
         for role, model in (("target", target), ("draft", draft)):
+            apply.check(self.config.quant(role), model, role, self.device)
             if model is None:
                 continue
             if model.device.type != self.device.torch_device.type:
@@ -80,6 +84,16 @@ class SpeculativeEngine:
         self._prints: tuple[int, ...] = ()
         self.report = Report()
         self.runtime: Runtime | None = None
+
+    @property
+    def target_model(self) -> Any:
+        """The target as it computes here, quantized if it is; before the first call, the given."""
+        return self._models[0] if self.runtime is None else self.runtime.target.model
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what each loaded model really is, by role: see `quant/facts.py`."""
+        models = self.runtime.models if self.runtime is not None else {}
+        return {role: facts(held.model, held.cache) for role, held in models.items()}
 
     def generate(
         self,
@@ -225,7 +239,7 @@ class SpeculativeEngine:
 
         They do not if a model was changed since, other than by writing into its tensors.
         """
-        prints = tuple(fingerprint(model) for model in self._models if model is not None)
+        prints = tuple(self._print(*given) for given in zip(("target", "draft"), self._models))
         if self.runtime is not None and prints == self._prints:
             state = self.runtime.state
             wide = state.tokens.shape[1] - state.slots > max(sizes)
@@ -245,3 +259,10 @@ class SpeculativeEngine:
         slots = min(slots, max_positions(target.config) or slots)
         widest = max(*sizes, self.config.most_drafts)
         self.runtime = Runtime(target, draft, self.config, self.device, batch, slots, widest)
+
+    def _print(self, role: str, model: Any) -> int:
+        """Returns a number that changes with whatever the engine's copy of a model was made of."""
+        if model is None:
+            return 0
+        written = apply.versions(model) if self.config.quant(role).scheme in KINDS else 0
+        return hash((fingerprint(model), written))

@@ -278,8 +278,8 @@ def files(env: Env, facts: Facts) -> list[Check]:
     """Checks settings that are not about the card: quantization, caches, the hub."""
     found = [Check("quantization", "ok", "not set")]
     if env.get("QUANT_CONFIG"):
-        text = "QUANT_CONFIG is set, but quantization is not supported yet: it is ignored."
-        found = [Check("quantization", "note", text, "unset QUANT_CONFIG.")]
+        text = f"QUANT_CONFIG={env['QUANT_CONFIG']} converts the target, not the draft."
+        found = [Check("quantization", "note", text, "--draft_quant_config is the draft's.")]
     path = env.get("GAUDI_SPEC_CACHE") or "~/.cache/gaudi_spec"
     if facts.writable(path):
         found.append(Check("model cache", "ok", path))

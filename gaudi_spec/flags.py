@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from . import habana_flags
-from .config import SCHEDULES
+from .config import KV_DTYPES, QUANT_SCHEMES, SCHEDULES, UNQUANTIZED
 from .device import DEVICES
+from .errors import ConfigError
 from .helptext import HelpFormatter
+from .quant import inc
 
 # Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
 DEFAULT_PROMPTS = (
@@ -55,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="accept model families outside the tested list, after a self-check",
     )
+    add_quantization(p.add_argument_group("quantization, for each model apart"))
     text = p.add_argument_group("generation")
     text.add_argument("--prompt", nargs="*", help="one or more prompts; default: built-in ones")
     text.add_argument(
@@ -156,6 +160,68 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
     habana_flags.add(p)
     return p
+
+
+def add_quantization(group: Any) -> None:
+    """Adds the flags that `quantization` reads to a parser or a group of one."""
+    for role in ("target", "draft"):
+        group.add_argument(
+            f"--{role}_quant",
+            choices=QUANT_SCHEMES,
+            help=f"weights of the {role} (default: auto, as the checkpoint has them)",
+        )
+        group.add_argument(
+            f"--{role}_quant_exclude",
+            nargs="+",
+            metavar="PATTERN",
+            help=f"layers of the {role} that keep theirs (default: {' '.join(UNQUANTIZED)})",
+        )
+        group.add_argument(
+            f"--{role}_kv_dtype",
+            choices=KV_DTYPES,
+            help=f"what the {role}'s cache holds (default: auto, the model's dtype)",
+        )
+        variable = ", or the variable QUANT_CONFIG" if role == "target" else ""
+        group.add_argument(
+            f"--{role}_quant_config",
+            metavar="JSON",
+            default=os.environ.get("QUANT_CONFIG") if role == "target" else None,
+            help=f"Neural Compressor's file that converts the {role}, from `gaudi-spec quantize`"
+            + variable,
+        )
+
+
+def quant_configs(args: argparse.Namespace) -> dict[str, str]:
+    """Returns Neural Compressor's files by role.
+
+    Raises:
+        ConfigError: One measures, stands beside another scheme, has no model, or is on a device
+            that Neural Compressor does not run on.
+    """
+    found = {}
+    for role in ("target", "draft"):
+        path, flag = getattr(args, f"{role}_quant_config"), f"--{role}_quant_config"
+        if not path:
+            continue
+        if role == "draft" and not args.assistant_model:
+            raise ConfigError(f"{flag} needs a draft model: add --assistant_model.")
+        if getattr(args, f"{role}_quant") not in (None, "auto"):
+            raise ConfigError(f"{flag} and --{role}_quant exclude each other: leave one out.")
+        if args.device not in ("auto", "hpu", "cpu"):
+            raise ConfigError(f"{flag} works on hpu and cpu, not on {args.device}.")
+        if inc.mode_of(path, flag) == "MEASURE":
+            raise ConfigError(f"{flag} {path} measures: use it with `gaudi-spec quantize measure`.")
+        found[role] = path
+    return found
+
+
+def quantization(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of `SpecConfig` that these flags set."""
+    names = [
+        f"{r}_{n}" for r in ("target", "draft") for n in ("quant", "quant_exclude", "kv_dtype")
+    ]
+    given = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _add_sampling(group: Any) -> None:

@@ -17,6 +17,8 @@ from .request import Request, Rows
 from .runtime import Runtime
 from .schedule import Schedule
 
+_ENOUGH_DRAFTS = 50  # blocks of proposals, before their acceptance says something
+
 
 class Flow:
     """The cycles of one call.
@@ -105,6 +107,8 @@ class Flow:
             self._tell()
             outcomes.append(outcome[: rows.count])
             events += settled
+        if not rows.live:
+            self._warn_of_acceptance()
         return outcomes, events
 
     def _choose(self) -> int:
@@ -123,6 +127,22 @@ class Flow:
         if self.runtime.drafter is not None:
             self.report.schedule = self.schedule.name
             self.report.schedule_reason = self.schedule.reason
+
+    def _warn_of_acceptance(self) -> None:
+        """Says so, once, if a draft is of no use: the text is right, so nobody would notice."""
+        report, runtime = self.report, self.runtime
+        modelled = runtime.drafter is not None and runtime.drafter.needs_draft
+        if not modelled or runtime.warned_acceptance or report.drafts < _ENOUGH_DRAFTS:
+            return
+        if report.accepted >= report.drafts / 10:
+            return
+        runtime.warned_acceptance = True
+        warnings.warn(
+            f"Only {report.acceptance_rate:.1%} of {report.proposed} drafted tokens were accepted: "
+            "the text is right, but decoding without this draft is faster. Check that the draft "
+            "fits the target, and its quantization.",
+            stacklevel=5,
+        )
 
     def _roll_back(self, excess: dict[int, int]) -> None:
         """Ends rows, taking back what they have gone too far: both caches hide it at once."""

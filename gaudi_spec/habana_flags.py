@@ -59,7 +59,7 @@ DIFFERENCES = {
 
 _KERNEL = "the attention kernel is the one of --attn_implementation"
 _PROCESS = "there is one process with one device; leave it out"
-_QUANTIZED = "models cannot be quantized yet; leave it out and load an unquantized checkpoint"
+_QUANTIZED = "leave it out: GPTQ, AWQ and FP8 checkpoints say so themselves, and --target_quant or `gaudi-spec quantize` quantizes others"
 
 HONOURED = {
     "dataset_name": "prompts from a .jsonl, .json, .csv or .txt file, or, with the package "
@@ -202,10 +202,6 @@ def check(args: argparse.Namespace) -> None:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} asks for several processes, which are not "
             "supported yet: start one process, without DeepSpeed."
         )
-    if os.environ.get("QUANT_CONFIG"):
-        raise UnsupportedOptionError(
-            "QUANT_CONFIG is set in the environment, and models cannot be quantized yet: unset it."
-        )
     idle = [f"--{flag.name} ({flag.note})" for flag in given if flag.verdict == "no effect"]
     if idle:
         print(f"Without effect: {', '.join(idle)}.", file=sys.stderr)
@@ -218,7 +214,8 @@ COMMON = frozenset(
     num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
     prompt_lookup_num_tokens max_matching_ngram_size verifier config seed
     device torch_compile compile_cache bucket_size use_kv_cache use_hpu_graphs sdp_on_bf16
-    batch_size warmup verbose quiet""".split()
+    target_quant target_quant_exclude target_kv_dtype target_quant_config draft_quant
+    draft_quant_exclude draft_kv_dtype draft_quant_config batch_size warmup verbose quiet""".split()
 )
 
 
@@ -255,7 +252,7 @@ _PAGE = """# Flags of run_generation
 - **no effect**: cannot change what is generated here; one warning says so.
 - **refused**: an error that names the flag and says what to do; exit code 2.
 
-`QUANT_CONFIG` in the environment, and a `WORLD_SIZE` above 1, are refused too.
+`QUANT_CONFIG` in the environment is `--target_quant_config`; a `WORLD_SIZE` above 1 is refused.
 
 ## Optimum Habana's flags
 

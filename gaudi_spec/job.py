@@ -64,9 +64,7 @@ class Job:
         self.engine = SpeculativeEngine(pair.target, pair.draft, config, device)
         self.plain = None
         if args.compare_baseline:
-            self.plain = SpeculativeEngine(
-                pair.target, None, config.replace(drafter="auto"), device
-            )
+            self.plain = SpeculativeEngine(pair.target, None, config.without_draft(), device)
         self.plain_outputs: list[torch.Tensor] = []
         self.agreed = True
         self.warmup_seconds = 0.0

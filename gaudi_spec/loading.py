@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from .device import Device
 from .errors import CheckpointError, ConfigError, UnsupportedModelError
 from .models import compact
 from .models.support import CAUSAL_CLASSES
+from .quant import inc
+from .quant.apply import checkpoint_scheme
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def load_pair(
     *,
     attn_implementation: str | None = None,
     allow_tokenizer_mismatch: bool = False,
+    quant_configs: Mapping[str, str | None] | None = None,
+    measuring: str | None = None,
     progress: Any = None,
 ) -> Pair:
     """Loads both models, after configs and tokenizers have been checked.
@@ -85,6 +90,8 @@ def load_pair(
         attn_implementation: As in `from_pretrained`; None takes the library's choice.
         allow_tokenizer_mismatch: Go on although the tokenizers differ; the text stays the
             target's own, drafts just rarely fit.
+        quant_configs: Neural Compressor's JSON file that converts the "target" or the "draft".
+        measuring: Its JSON file that puts observers into the target instead.
         progress: Called with one word for each step.
 
     Raises:
@@ -103,9 +110,20 @@ def load_pair(
     if len(tokenizers) == 2 and not allow_tokenizer_mismatch:
         check_tokenizers(*tokenizers)
     models = []
+    configs = {role: path for role, path in (quant_configs or {}).items() if path}
+    if configs or measuring:
+        device.before_quantized()
     for source, role in zip(sources, ("target", "draft")):
         say(role)
-        models.append(_model(source, dtype, attn_implementation).to(device.torch_device))
+        model = _model(source, dtype, attn_implementation, device)
+        if measuring and role == "target":
+            model = inc.prepare(model, measuring)
+        elif role in configs:
+            model = inc.convert(model, configs[role])
+        model = model.to(device.torch_device)
+        if role in configs:
+            device.after_quantized(model)
+        models.append(model)
     return Pair(models[0], models[1] if draft else None, tokenizers[0])
 
 
@@ -179,7 +197,9 @@ def _tokenizer(source: Source) -> Any:
     return tokenizer
 
 
-def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) -> Any:
+def _model(
+    source: Source, dtype: torch.dtype, attn_implementation: str | None, device: Device
+) -> Any:
     if os.path.isdir(source.name) and not list(Path(source.name).glob("*.safetensors")):
         raise CheckpointError(
             f"{source.name} has no *.safetensors file; other formats, such as .bin, are not "
@@ -189,6 +209,14 @@ def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) 
     arguments = {"dtype" if newer else "torch_dtype": dtype, "use_safetensors": True}
     if attn_implementation is not None:
         arguments["attn_implementation"] = attn_implementation
+    config = AutoConfig.from_pretrained(source.name, **source.arguments())
+    method = checkpoint_scheme(config)
+    if inc.loads(method, device.name):
+        device.before_quantized()
+        model = inc.load(source.name, device.name, **source.arguments())
+        model = model.to(dtype) if method in inc.INT4 else model
+        device.after_quantized(model)
+        return model.eval()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             source.name, output_loading_info=True, **arguments, **source.arguments()
@@ -196,7 +224,11 @@ def _model(source: Source, dtype: torch.dtype, attn_implementation: str | None) 
     except Exception as error:
         raise CheckpointError(
             f"Cannot load the weights of {source.name} (safetensors only): {_first_line(error)} "
-            "Check that the files are complete, or download them again."
+            + (
+                f"They are quantized ({method}); on cpu and hpu neural-compressor-pt loads such."
+                if method in inc.INT4
+                else "Check that the files are complete, or download them again."
+            )
         ) from error
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:

@@ -21,11 +21,12 @@ from .device import Device, get_device, keep_compiled
 from .drafters.registry import pick
 from .drafting import Drafting
 from .errors import ConfigError, InputError
-from .flags import parser
+from .flags import parser, quant_configs, quantization
 from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
 from .perf_config import PerfConfig, parse
+from .quant import facts
 from .sampling.options import Sampling
 
 
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     values = results.results(run, baseline, inputs, texts, device)
     values["warmup_iterations"] = args.warmup
     comparable = baseline is not None and job.reproducible
+    values["models"] = job.engine.facts()
     values["texts_equal_baseline"] = job.agreed if comparable else None
     if args.output_dir:  # before anything is printed: a closed pipe must not lose it
         results.write_json(Path(args.output_dir) / "results.json", values)
@@ -107,7 +109,8 @@ def check(args: argparse.Namespace) -> SpecConfig:
         config = config.replace(bucket_size=args.bucket_size)
     if args.allow_untested_models:
         config = config.replace(allow_untested_models=True)
-    return config
+    quant_configs(args)
+    return config.replace(**quantization(args))
 
 
 def _check_choice(args: argparse.Namespace) -> None:
@@ -176,6 +179,7 @@ def load(args: argparse.Namespace, device: Device) -> Pair:
             device,
             attn_implementation=args.attn_implementation,
             allow_tokenizer_mismatch=args.allow_tokenizer_mismatch,
+            quant_configs=quant_configs(args),
             progress=step,
         )
     check_supported(pair.target, "target", args.allow_untested_models)
@@ -217,6 +221,8 @@ def _print(args, job: Job, run, baseline, outputs, texts) -> None:
     graphs = job.graphs if args.show_graphs_count else None
     print(results.stats_block(run, device, job.warmup_seconds, graphs))
     print(results.speculation_block(run, baseline))
+    for role, held in job.engine.facts().items():
+        print(*facts.lines(role, held), sep="\n")
     if baseline is not None and not run.whole:
         for i, (prompt, ours, other) in enumerate(zip(job.prompts, outputs, job.plain_outputs), 1):
             print(f"{f'Text {i} against plain decoding':35} = {_verdict(job, prompt, ours, other)}")
@@ -236,7 +242,8 @@ def _verdict(job: Job, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Te
     if not job.reproducible:
         return "another draw (--verifier coupled would give the same text)"
     if job.plainly_greedy:
-        return checker.explain(job.pair.target, prompt, ours, other)
+        target = job.engine.runtime.target
+        return checker.explain(target.model, prompt, ours, other, target.cache.form.coarse)
     return "identical" if torch.equal(ours, other) else "different"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import cycle
+from .adapt import adapt
 from .blocks import Blocks
 from .buckets import chunks, drafts, windows
 from .config import SpecConfig
@@ -25,13 +26,6 @@ from .drafters.registry import pick
 from .graphs import GraphRunner, Key, Work
 from .metrics import Report
 from .models.base import ModelAdapter
-from .models.capturable import capturable
-from .models.equip import equip
-from .models.experts import use_static_experts
-from .models.gaudi import is_gaudi
-from .models.habana import HabanaCausalLM
-from .models.hf import HFCausalLM
-from .models.shadow import shadow
 from .models.support import max_positions
 from .parts import Parts
 from .request import Request
@@ -67,6 +61,7 @@ class Runtime:
         times: What cycles have taken.
         prefill_forwards: Target calls made by `prefill` since `reset`.
         warned_room: Whether a caller was told that rows have outgrown the draft.
+        warned_acceptance: Whether a caller was told that the draft is hardly ever right.
         held: Tokens of each row whose cache entries are sound, all but the last one's.
     """
 
@@ -82,7 +77,7 @@ class Runtime:
     ) -> None:
         self.device, self.config = device, config
         self.captures = config.captures(device.captures)
-        self.target: ModelAdapter = adapt(target, device, config, batch, slots)
+        self.target: ModelAdapter = adapt(target, "target", device, config, batch, slots)
         self.state = State(
             batch,
             slots,
@@ -105,7 +100,7 @@ class Runtime:
         self.times = StepTimes()
         self._fill_seconds = 0.0  # of a token of catching up, at best
         self._built: set[tuple[Structure, bool]] = set()
-        self.warned_room = False
+        self.warned_room = self.warned_acceptance = False
         self.held: list[list[int]] = [[] for _ in range(batch)]
         self.reset()
 
@@ -124,7 +119,7 @@ class Runtime:
         """Allocates a cache for a drafter's model, of S slots or as its own positions allow."""
         slots = self.state.slots
         room = min(slots, max_positions(model.config) or slots)
-        adapter = adapt(model, self.device, self.config, self.state.batch, room)
+        adapter = adapt(model, "draft", self.device, self.config, self.state.batch, room)
         role = f"draft {len(self._hosted)}" if self._hosted else "draft"
         self._hosted[role] = adapter
         return Hosted(adapter, functools.partial(self._fill, role, adapter))
@@ -280,14 +275,3 @@ class Runtime:
             return cycle.fill(self.state, model, width)
 
         return work
-
-
-def adapt(model: Any, device: Device, config: SpecConfig, batch: int, slots: int) -> HFCausalLM:
-    """Returns `model` over a slot cache of its own, ready to be captured."""
-    if is_gaudi(model):  # with kernels of its own
-        options = config.forward_options
-        return HabanaCausalLM(capturable(shadow(model)), batch, slots, options)
-    ours = capturable(shadow(model, device.nests))
-    if config.captures(device.captures):
-        use_static_experts(ours)
-    return HFCausalLM(equip(ours, device.kernels(), config.kernels), batch, slots)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .adapt import adapt
 from .config import SpecConfig
 from .device import Device
 from .errors import ConfigError, InputError
 from .graphs import GraphRunner, Key, Work
 from .models.support import check_supported, max_positions
-from .runtime import adapt
 
 
 class Score(NamedTuple):
@@ -51,7 +51,7 @@ class Scorer:
                 f"Widths must be from 1 to the model's {room} positions, not {list(widths)}."
             )
         self.widths, self._device = sorted(set(widths)), device
-        self._model = adapt(model, device, config, batch, self.widths[-1])
+        self._model = adapt(model, "target", device, config, batch, self.widths[-1])
         self._ids = torch.zeros(
             batch, self.widths[-1] + 1, dtype=torch.long, device=device.torch_device
         )

@@ -44,6 +44,12 @@ API = {
     "torch.core.mark_step": Entry(
         "device_str='', sync=False", None, "core/step_closure.py", modes="lazy"
     ),
+    "torch.core.hpu_set_env": Entry("model=None", None, "core/quantization.py"),
+    "torch.core.hpu_initialize": Entry(
+        "model, mark_only_scales_as_const=False, optimizer=None, args=None",
+        None,
+        "core/quantization.py",
+    ),
     "torch.hpu.is_available": Entry("", None, "hpu/__init__.py"),
     "torch.hpu.synchronize": Entry("", None, "hpu/__init__.py"),
     "torch.hpu.get_device_name": Entry("device=None", None, "hpu/__init__.py"),

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from gaudi_spec import NumericalError, SpecConfig, SpeculativeEngine
 from gaudi_spec.cache import SlotCache
 from gaudi_spec.models.hf import HFCausalLM
+from gaudi_spec.quant.kv import KvFormat
 
 FAMILIES = ["llama", "gpt2", "opt", "falcon", "gpt-bigcode", "mistral-window", "gemma3"]
 NEW = 24
@@ -92,7 +93,8 @@ def expected(family):
 
 def test_slots_are_finite_before_the_first_use():
     """0 x NaN would pass through a mask, so nothing is left uninitialised."""
-    cache = SlotCache([(2, 8), (1, 4)], 3, 16, torch.float32, torch.device("cpu"))
+    form = KvFormat("float32", torch.float32, torch.float32)
+    cache = SlotCache([(2, 8), (1, 4)], 3, 16, form, torch.device("cpu"))
     adapter = HFCausalLM(toys.target(), 2, 16)
     every = [*cache.keys, *cache.values, *adapter.cache.keys, *adapter.cache.values]
     assert len(every) == 4 + 2 * len(adapter.cache) and all(not t.any() for t in every)

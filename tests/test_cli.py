@@ -50,7 +50,7 @@ KEYS = """schema_version drafter batch_size schedule schedule_reason k_trace ste
 cycles host_reads proposed accepted emitted_tokens target_tokens
 acceptance_rate mean_acceptance_length acceptance_by_position finish_reasons target_forwards
 reused_tokens target_prefill_forwards draft_forwards seconds first_token_seconds target_shapes
-draft_shapes graphs environment texts_equal_baseline warmup_iterations""".split()
+draft_shapes graphs models environment texts_equal_baseline warmup_iterations""".split()
 
 
 @pytest.fixture(scope="session")

@@ -136,7 +136,13 @@ CASES = [
     ("int64", "problem", "eager mode only", {"PT_ENABLE_INT64_SUPPORT": "1"}, {}),
     ("int64", "ok", "=1", {"PT_ENABLE_INT64_SUPPORT": "1"}, dict(bridge_lazy=False)),
     ("int64", "ok", "=0", {"PT_ENABLE_INT64_SUPPORT": "0"}, {}),
-    ("quantization", "note", "not supported yet", {"QUANT_CONFIG": "quant.json"}, {}),
+    (
+        "quantization",
+        "note",
+        "converts the target, not the draft",
+        {"QUANT_CONFIG": "quant.json"},
+        {},
+    ),
     (
         "model cache",
         "problem",

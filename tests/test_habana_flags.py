@@ -153,7 +153,7 @@ def test_flags_that_are_always_so_change_nothing(command):
 
 @pytest.mark.parametrize(
     ("variable", "value", "refused"),
-    [("QUANT_CONFIG", "q.json", True), ("WORLD_SIZE", "8", True), ("WORLD_SIZE", "1", False)],
+    [("WORLD_SIZE", "8", True), ("WORLD_SIZE", "1", False)],
 )
 def test_the_environment_is_refused_by_name(command, monkeypatch, variable, value, refused):
     monkeypatch.setenv(variable, value)

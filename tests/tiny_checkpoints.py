@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 
+import torch
 import toys
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -91,6 +94,40 @@ def save(directory: Path, model, tokenizer=None, eos: int | None = EOS_ID) -> Pa
     model.generation_config.eos_token_id = kept
     (tokenizer or word_tokenizer()).save_pretrained(directory)
     return directory
+
+
+def save_gptq(directory: Path, model, group: int = 32) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Writes a checkpoint in GPTQ's 4-bit format; returns it and the weights it stands for."""
+    path = save(directory, model)
+    state, exact = {}, {}
+    for name, weight in load_file(path / "model.safetensors").items():
+        if "layers" not in name or weight.dim() != 2:
+            state[name] = weight
+            continue
+        base, (n, k) = name.removesuffix("weight"), weight.shape
+        groups = weight.view(n, -1, group)
+        low, high = groups.amin(-1), groups.amax(-1)
+        scale = ((high - low) / 15).half().float()
+        zero = (-low / scale).round().clamp(1, 15)
+        codes = (groups / scale[..., None] + zero[..., None]).round().clamp(0, 15)
+        exact[name] = ((codes - zero[..., None]) * scale[..., None]).view(n, k)
+        state[f"{base}qweight"] = _pack(codes.view(n, k).t(), 0)
+        state[f"{base}qzeros"] = _pack(zero.t() - 1, 1)
+        state[f"{base}scales"] = scale.t().half().contiguous()
+        state[f"{base}g_idx"] = (torch.arange(k) // group).int()
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    method = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False}
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = method | {"sym": False, "true_sequential": True}
+    (path / "config.json").write_text(json.dumps(config))
+    return path, exact
+
+
+def _pack(codes: torch.Tensor, dim: int) -> torch.Tensor:
+    """Puts eight 4-bit codes along `dim` into each int32."""
+    eight = codes.long().unflatten(dim, (-1, 8))
+    words = sum(eight.select(dim + 1, i) << 4 * i for i in range(8))
+    return torch.where(words >= 2**31, words - 2**32, words).int().contiguous()
 
 
 def make(root: Path) -> tuple[Path, Path]:

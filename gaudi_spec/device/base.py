@@ -17,11 +17,17 @@ class Device:
         name: As on the command line.
         captures: Whether graphs are the default here.
         nests: Whether its compiler takes decoder layers as nested regions.
+        quant_schemes: Weight schemes that it has kernels for.
+        quant_hint: What to do instead of another scheme; `{role}` is "target" or "draft".
+        fp8_pow2: Whether its scales are powers of two.
     """
 
     name = "cpu"
     captures = False
     nests = False
+    quant_schemes: tuple[str, ...] = ("int8", "int8wo", "int4wo", "fp8")
+    quant_hint = ""
+    fp8_pow2 = False
 
     @classmethod
     def missing(cls) -> str | None:
@@ -32,6 +38,11 @@ class Device:
     def torch_device(self) -> torch.device:
         """The `torch.device` that tensors are placed on."""
         return torch.device(self.name)
+
+    @property
+    def fp8_limit(self) -> float:
+        """Largest value of its 8-bit float e4m3."""
+        return 448.0
 
     def capture(self, work: Work) -> Work:
         """Returns a replayable graph of `work`; its first call builds it and runs it once.
@@ -56,6 +67,12 @@ class Device:
 
     def synchronize(self) -> None:
         """Waits until all queued work is finished."""
+
+    def before_quantized(self) -> None:
+        """Is called before a model is loaded that Neural Compressor works on."""
+
+    def after_quantized(self, model: Any) -> None:
+        """Is called with a converted model once it is on the device."""
 
     def recipes(self) -> int | None:
         """Returns the graphs that the device's own compiler has built, or None if not counted."""

@@ -14,6 +14,8 @@ class CudaDevice(Device):
     name = "cuda"
     captures = True
     nests = True
+    quant_schemes = ("int8", "int4wo", "fp8")
+    quant_hint = "choose int8, int4wo or fp8."
 
     @classmethod
     def missing(cls) -> str | None:

@@ -33,6 +33,8 @@ class EmulatedHpuDevice(HpuDevice):
     """
 
     name = "hpu-emulated"
+    quant_schemes = ("fp8",)
+    quant_hint = "fp8 is what a card computes in."
 
     def __init__(self, generation: str | None = None, check: bool | None = None) -> None:
         standin.install(generation or os.environ.get(GENERATION, "gaudi2"))

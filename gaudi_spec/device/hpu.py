@@ -35,6 +35,9 @@ class HpuDevice(Device):
 
     name = "hpu"
     captures = True
+    quant_schemes: tuple[str, ...] = ()
+    quant_hint = "measure and convert with `gaudi-spec quantize`, and pass --{role}_quant_config."
+    fp8_pow2 = True
 
     def __init__(self) -> None:
         self._core = _habana("torch.core")
@@ -63,6 +66,11 @@ class HpuDevice(Device):
             return metadata.version("habana-torch-plugin")
         except metadata.PackageNotFoundError:
             return None
+
+    @property
+    def fp8_limit(self) -> float:
+        """Largest e4m3 value: Gaudi 2 keeps the highest exponent for infinity and NaN."""
+        return 240.0 if "GAUDI2" in self._hpu.get_device_name().upper() else 448.0
 
     def bridge_lazy(self) -> bool | None:
         """Returns whether the bridge says it runs in lazy mode, or None if it does not say."""
@@ -94,6 +102,14 @@ class HpuDevice(Device):
     def synchronize(self) -> None:
         """Waits for the card."""
         self._hpu.synchronize()
+
+    def before_quantized(self) -> None:
+        """Sets inference mode, which must be before any weight is on the card."""
+        self._core.hpu_set_env()
+
+    def after_quantized(self, model: Any) -> None:
+        """Lets the graph compiler fold the scales of a converted model into its recipes."""
+        self._core.hpu_initialize(model, mark_only_scales_as_const=True)
 
     def recipes(self) -> int | None:
         """Returns the recipes compiled so far, or None if the bridge does not count them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ class ModelAdapter(Protocol):
         vocab_size: V, width of the logits.
         max_positions: Positions the model was built for, or None if it has no limit.
         slots: S, slots of each cache row.
+        model: The module that computes, quantized if it is.
         cache: The slot cache that `forward` and `fill` write.
         shapes: Every `(method, B, T)` seen so far: what a static-shape device would compile.
     """
@@ -23,6 +24,7 @@ class ModelAdapter(Protocol):
     vocab_size: int
     max_positions: int | None
     slots: int
+    model: Any
     cache: SlotCache
     shapes: set[tuple[str, int, int]]
 

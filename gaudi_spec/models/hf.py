@@ -8,6 +8,7 @@ the model is changed.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers.cache_utils import Cache
 from ..cache import SlotCache
 from ..errors import UnsupportedModelError
 from ..masks import attention_bias
+from ..quant.kv import KvFormat, kv_modules
 from .attention import use_grouped_attention
 from .shadow import shadow
 from .support import layer_windows, max_positions, vocabulary
@@ -53,9 +55,17 @@ class HFCausalLM:
         model: The model object, on its device, left as it is.
         batch: B.
         slots: S.
+        kv: Makes the cache's format from the model's dtype; None stores keys and values as they
+            are.
     """
 
-    def __init__(self, model: Any, batch: int, slots: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batch: int,
+        slots: int,
+        kv: Callable[[torch.dtype], KvFormat] | None = None,
+    ) -> None:
         self.slots = slots
         self.model = model = self._own(model)
         self.device = model.device
@@ -71,7 +81,8 @@ class HFCausalLM:
         self._windows = layer_windows(model.config)
         self._slot_ids = torch.arange(slots, device=self.device)
         geometry, dtype = self._probe()
-        self.cache = SlotCache(geometry, batch, slots, dtype, self.device)
+        form = kv(dtype) if kv else KvFormat("auto", dtype, dtype)
+        self.cache = SlotCache(geometry, batch, slots, form, self.device, kv_modules(model))
 
     def _own(self, model: Any) -> Any:
         """Returns the module tree to run, over the weights of the caller's `model`."""

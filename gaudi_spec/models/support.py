@@ -91,8 +91,9 @@ def vocabulary(model: Any) -> tuple[int, int]:
     """Returns how many ids `model` reads, and the width V of its logits."""
     if model.config.model_type == "compact_llama":  # its tables are smaller
         return model.config.vocab_size, model.config.vocab_size
-    tables = model.get_input_embeddings(), model.get_output_embeddings()
-    return tables[0].weight.shape[0], tables[1].weight.shape[0]
+    head = model.get_output_embeddings()
+    width = getattr(head, "out_features", None) or head.weight.shape[0]  # quantized: no weight
+    return model.get_input_embeddings().weight.shape[0], width
 
 
 def max_positions(config: Any) -> int | None:
