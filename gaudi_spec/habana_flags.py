@@ -59,7 +59,10 @@ DIFFERENCES = {
 
 _KERNEL = "the attention kernel is the one of --attn_implementation"
 _PROCESS = "there is one process with one device; leave it out"
-_QUANTIZED = "leave it out: GPTQ, AWQ and FP8 checkpoints say so themselves, and --target_quant or `gaudi-spec quantize` quantizes others"
+_QUANTIZED = (
+    "leave it out: GPTQ, AWQ and FP8 checkpoints say so themselves, and --target_quant or "
+    "`gaudi-spec quantize` quantizes others"
+)
 
 HONOURED = {
     "dataset_name": "prompts from a .jsonl, .json, .csv or .txt file, or, with the package "
