@@ -19,9 +19,9 @@ from .errors import ConfigError
 BLOCKS = ("environment", "flags", "needs", "plan", "projected", "measured")
 PLAN = ("hardware", "cards", "target_quant", "draft_quant")
 NEEDS = {
-    "cards": "a target split over several cards",
-    "fp8": "weights in FP8",
-    "whisper": "encoder-decoder models",
+    "cards": "a target split over several cards, which this version cannot run",
+    "fp8": "--target_quant_config, a file that `gaudi-spec quantize` makes on the card",
+    "whisper": "encoder-decoder models, which this version cannot run",
 }
 
 
@@ -34,7 +34,7 @@ class PerfConfig:
         settings: Settings of the engine.
         environment: Variables that must be set before Python starts, on hpu.
         flags: Flags of `run_generation` by name, without dashes.
-        needs: What this version lacks to run it; keys of `NEEDS`.
+        needs: What it takes besides this version and these flags; keys of `NEEDS`.
         plan: What `gaudi-spec plan` is told besides, see `PLAN`.
         projected: What it says; never measured.
         measured: Figures of a run, with machine and date.
@@ -88,20 +88,21 @@ class PerfConfig:
                 arguments += [f"--{name}", *map(str, given)]
         return arguments
 
-    def check_runnable(self, device: str) -> None:
+    def check_runnable(self, device: str, quantized: bool = False) -> None:
         """Refuses to run what this version, or this process, cannot.
 
         Args:
             device: Name of the device that was asked for.
+            quantized: Whether a file of Neural Compressor's for the target is given.
 
         Raises:
             ConfigError: Names what is lacking.
         """
-        if self.needs:
-            lacking = " and ".join(NEEDS[need] for need in self.needs)
+        lacking = [NEEDS[need] for need in self.needs if need != "fp8" or not quantized]
+        if lacking:
             raise ConfigError(
-                f"{self.path} needs {lacking}, which this version cannot run: its figures are "
-                f"projections (gaudi-spec plan --config {self.path})."
+                f"{self.path} needs {'; and '.join(lacking)}. Its figures are projections "
+                f"(gaudi-spec plan --config {self.path})."
             )
         unset = {
             name: value
@@ -141,5 +142,5 @@ def parse(program: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     file = PerfConfig.read(path)
     defaults = {action.dest: action.default for action in program._actions}
     args = program.parse_args([*file.arguments(defaults), *argv])
-    file.check_runnable(args.device)
+    file.check_runnable(args.device, bool(args.target_quant_config))
     return args

@@ -45,7 +45,7 @@ def test_files_are_valid_and_start_with_their_command(path, monkeypatch):
     for name, value in file.environment.items():
         monkeypatch.setenv(name, value)
     if file.needs:
-        with pytest.raises(ConfigError, match="cannot run"):
+        with pytest.raises(ConfigError, match="needs"):
             file.check_runnable("hpu")
     else:
         file.check_runnable("hpu")
@@ -112,7 +112,7 @@ def test_flags_given_win_over_the_file(tmp_path):
         ("plan: {card: 2}", ["'cards'"]),
         ("needs: [whispr]", ["'whisper'"]),
         ("needs: fp8", ["needs", "list"]),
-        ("needs: [fp8, cards]\nflags: {model_name_or_path: x}", ["FP8", "several cards"]),
+        ("needs: [fp8, cards]\nflags: {model_name_or_path: x}", ["target_quant_config", "cards"]),
         (
             "environment: {PT_HPU_LAZY_MODE: '1'}\nflags: {device: hpu, model_name_or_path: x}",
             ["PT_HPU_LAZY_MODE=1", "before Python"],
@@ -141,3 +141,13 @@ def test_flags_given_win_over_a_plan_block():
 def test_blocks_are_documented():
     text = (ROOT / "perf_configs" / "README.md").read_text(encoding="utf-8")
     assert [name for name in BLOCKS if f"`{name}`" not in text] == []
+
+
+def test_a_measured_file_makes_fp8_runnable():
+    file = PerfConfig.read(next(f for f in FILES if "8b_1b_gaudi3_fp8" in f.name))
+    with pytest.raises(ConfigError, match="--target_quant_config"):
+        file.check_runnable("cpu")
+    file.check_runnable("cpu", quantized=True)
+    cards = PerfConfig.read(next(f for f in FILES if "x2_fp8" in f.name))
+    with pytest.raises(ConfigError, match="several cards"):
+        cards.check_runnable("cpu", quantized=True)
