@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from .errors import ConfigError
+from .yamlfile import check_keys, read_yaml
 
 MAX_ASSISTANT_TOKENS = 32
 MAX_NGRAM_SIZE = 32
@@ -78,6 +77,8 @@ class SpecConfig:
             "linear", on hpu "sdpa", "rms_norm", "rope". None: all of them; `()`: PyTorch's only.
         fuse_cycle: Capture a whole cycle as one graph; False: drafting and verification apart.
         sync_every: Cycles run before the host reads their outcomes.
+        max_graphs: Graphs that are kept at most; what comes later runs without one, as in Intel's
+            `wrap_in_hpu_graph`. None: no limit.
         keep_logits: Copy the logits of every emitted token to the host, for scores and the like.
         strict_shapes: Fail, instead of building it, when a shape is needed that the warm-up has
             not built.
@@ -114,6 +115,7 @@ class SpecConfig:
     kernels: tuple[str, ...] | None = None
     fuse_cycle: bool = True
     sync_every: int = 1
+    max_graphs: int | None = None
     keep_logits: bool = False
     strict_shapes: bool = False
     target_quant: str = "auto"
@@ -131,9 +133,9 @@ class SpecConfig:
         self._check_int("max_matching_ngram_size", 1, MAX_NGRAM_SIZE)
         self._check_int("length_multiple", 1, None)
         self._check_int("sync_every", 1, None)
-        for name, least in (("batch_size", 1), ("max_length", 2), ("bucket_size", 1)):
+        for name in ("batch_size", "max_length", "bucket_size", "max_graphs"):
             if getattr(self, name) is not None:
-                self._check_int(name, least, None)
+                self._check_int(name, 2 if name == "max_length" else 1, None)
         for name in ("allow_untested_models", "fuse_cycle", "keep_logits", "strict_shapes"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}.")
@@ -268,31 +270,3 @@ class SpecConfig:
         values = dataclasses.asdict(self)
         lists = {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
         return yaml.safe_dump(values | lists, sort_keys=False)
-
-
-def read_yaml(path: str | Path) -> Any:
-    """Returns what a YAML file holds, or `{}` if it is empty.
-
-    Raises:
-        ConfigError: The file cannot be read or is not YAML.
-    """
-    try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"Cannot read the config {path}: {reason}") from error
-
-
-def check_keys(values: Any, known: Sequence[str]) -> None:
-    """Refuses what is no mapping, and a key that is not `known`, naming the nearest one.
-
-    Raises:
-        ConfigError: See above.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(f"A config must be a mapping of names to values, not {values!r}.")
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-            raise ConfigError(f"Unknown setting {key!r}: {hint}")

@@ -57,12 +57,14 @@ class GraphFacts:
         warmup: Graphs built before the set was closed.
         after_warmup: Graphs built later.
         hits: Calls that found their graph.
+        ungraphed: Keys that run without a graph, because there were `max_graphs` already.
         seconds: Time spent building, first runs included.
     """
 
     warmup: int = 0
     after_warmup: int = 0
     hits: int = 0
+    ungraphed: int = 0
     seconds: float = 0.0
 
     @property
@@ -78,11 +80,15 @@ class GraphRunner:
         device: Captures the work.
         capture: False runs everything eagerly; keys are counted all the same.
         strict: Makes a new key after the warm-up an error.
+        limit: Graphs that are captured at most; None: no limit.
     """
 
-    def __init__(self, device: Device, capture: bool, strict: bool) -> None:
+    def __init__(
+        self, device: Device, capture: bool, strict: bool, limit: int | None = None
+    ) -> None:
         self.facts = GraphFacts()
         self._device, self._capture, self._strict = device, capture, strict
+        self._limit = limit
         self._graphs: dict[Key, Work] = {}
         self._closed = False
 
@@ -104,7 +110,7 @@ class GraphRunner:
         if self._closed:
             self._report_new(key)
         begin = time.perf_counter()
-        graph = self._device.capture(work) if self._capture else work
+        graph = self._device.capture(work) if self._capture and not self._full(key) else work
         self._graphs[key] = graph
         result = graph()
         self._device.synchronize()
@@ -125,6 +131,18 @@ class GraphRunner:
                 bar.set_postfix_str(str(key))
                 self.run(key, work)
         self._closed = True
+
+    def _full(self, key: Key) -> bool:
+        if self._limit is None or len(self._graphs) < self._limit:
+            return False
+        if not self.facts.ungraphed:
+            warnings.warn(
+                f"There are max_graphs={self._limit} graphs: {key} and later ones run without "
+                "one, which is slower.",
+                stacklevel=4,
+            )
+        self.facts.ungraphed += 1
+        return True
 
     def _report_new(self, key: Key) -> None:
         message = f"{key} was not built in the warm-up"

@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-from .config import SpecConfig, check_keys, read_yaml
+from .config import SpecConfig
 from .errors import ConfigError
+from .yamlfile import check_keys, read_yaml
 
 BLOCKS = ("environment", "flags", "needs", "plan", "projected", "measured")
 PLAN = ("hardware", "cards", "target_quant", "draft_quant")

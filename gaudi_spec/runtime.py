@@ -86,7 +86,7 @@ class Runtime:
             device.torch_device,
             config.verification,
         )
-        self.graphs = GraphRunner(device, self.captures, config.strict_shapes)
+        self.graphs = GraphRunner(device, self.captures, config.strict_shapes, config.max_graphs)
         self._hosted: dict[str, ModelAdapter] = {}
         self.drafter: Drafter | None = None
         kind = pick(config.drafter, draft is not None)

@@ -57,7 +57,9 @@ class Scorer:
         )
         self._positions = torch.arange(self.widths[-1], device=device.torch_device)[None]
         self._positions = self._positions.repeat(batch, 1)
-        self.graphs = GraphRunner(device, config.captures(device.captures), config.strict_shapes)
+        self.graphs = GraphRunner(
+            device, config.captures(device.captures), config.strict_shapes, config.max_graphs
+        )
 
     @torch.no_grad()
     def warm_up(self, quiet: bool = False) -> None:

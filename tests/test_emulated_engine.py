@@ -155,7 +155,7 @@ def test_mixtures_of_experts_are_captured(family):
 
 def test_mixtures_of_experts_as_they_are_cannot_be_captured(monkeypatch):
     """Their experts are chosen on the host, or by advanced indexing; the message has the line."""
-    monkeypatch.setattr("gaudi_spec.runtime.use_static_experts", lambda model: model)
+    monkeypatch.setattr("gaudi_spec.adapt.use_static_experts", lambda model: model)
     with pytest.raises(CaptureError, match=r"_local_scalar_dense|nonzero|index\.Tensor") as caught:
         build("mixtral", None)
     assert "models/hf.py:" in str(caught.value)
@@ -178,3 +178,13 @@ def test_eager_work_on_the_card_is_exact():
         got = engine.generate(toys.PROMPTS, NEW)
     toys.assert_equal_rows(got, [text[:NEW] for text in toys.references()])
     assert engine.device.recipes() == 0
+
+
+def test_no_more_graphs_than_asked_for_and_the_text_is_the_same():
+    """As with `max_graphs` of Intel's wrapper, which falls back without a word."""
+    with pytest.warns(UserWarning, match="max_graphs=3"):
+        engine = build("llama", "noisy", max_graphs=3)
+    got = engine.generate(toys.PROMPTS, NEW)
+    toys.assert_equal_rows(got, [text[:NEW] for text in toys.references()])
+    facts = engine.report.graphs
+    assert facts.ungraphed == facts.warmup - 3 > 0
