@@ -937,7 +937,7 @@ def test_g1_a_draft_with_fewer_positions_stops_helping_with_one_warning(length, 
         rows = running.generate(prompts, 50)
     assert lists(rows) == reference(toys.target(family), prompts, 50)
     assert running.report.proposed > 0
-    assert ["draft" in str(w.message) for w in caught] == [True]
+    assert sum("maximum positions" in str(w.message) for w in caught) == 1
 
 
 def test_g1_a_perfect_draft_is_accepted_up_to_its_last_position():
