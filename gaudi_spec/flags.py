@@ -49,6 +49,12 @@ def parser() -> argparse.ArgumentParser:
         "--attn_implementation", choices=("sdpa", "eager"), help="default: the model's own choice"
     )
     model.add_argument(
+        "--optimum_habana",
+        action="store_true",
+        help="load both as Optimum Habana's classes, with its kernels (needs optimum-habana and "
+        "the device hpu or hpu-emulated); --attn_implementation is eager then",
+    )
+    model.add_argument(
         "--allow_tokenizer_mismatch",
         action="store_true",
         help="use a draft with another tokenizer (the text stays the target's own)",

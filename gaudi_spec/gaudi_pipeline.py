@@ -6,15 +6,18 @@ import argparse
 import copy
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import GenerationConfig, TextGenerationPipeline
 
 from . import habana_flags, hf, prompts
 from .config import SpecConfig
+from .device import Device
 from .flags import parser as base_parser
 from .loading import Pair
 from .metrics import total
+from .models.gaudi import is_gaudi
 from .options import unsupported
 from .perf_config import parse
 from .profiling import traced
@@ -43,11 +46,13 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
         model: The target, on its device.
         tokenizer: Its tokenizer, padding on the left.
         generation_config: How to generate, or None; it is not changed. Fields that only
-            Optimum Habana's configs have are read over.
+            Optimum Habana's configs have count where the target is of its classes; `ignore_eos`
+            is that of `args`.
         use_with_langchain: Return `{"generated_text": ...}` and stop at the end of a text.
         warmup_on_init: Run `args.warmup` batches at once.
         assistant_model: The draft, or None.
         spec_config: Settings of the engine, or None.
+        device: A device or its name; None: the target's.
     """
 
     def __init__(
@@ -61,11 +66,13 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
         warmup_on_init: bool = True,
         assistant_model: Any = None,
         spec_config: SpecConfig | None = None,
+        device: str | Device | None = None,
     ) -> None:
         # Like the original, not the parent's: nothing of what it prepares is used.
         self.task, self.device = "text-generation", model.device
         self.model, self.tokenizer, self.assistant_model = model, tokenizer, assistant_model
-        self.generation_config = _own(generation_config or model.generation_config)
+        without = ("ignore_eos",) if is_gaudi(model) else _THEIRS
+        self.generation_config = _own(generation_config or model.generation_config, without)
         if self.generation_config.max_new_tokens is None:
             self.generation_config.max_new_tokens = args.max_new_tokens
         if args.do_sample:
@@ -75,7 +82,7 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
         self.max_padding_length = args.max_input_tokens if args.max_input_tokens > 0 else _WIDTH
         self.use_with_langchain = use_with_langchain
         self._ends = {} if use_with_langchain or not args.ignore_eos else {"eos_token_id": None}
-        self._spec_config = spec_config
+        self._spec_config, self._engine_device = spec_config, device
         if warmup_on_init:
             logger.info("Graph compilation...")
             for _ in range(args.warmup):
@@ -103,6 +110,7 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
             assistant_model=self.assistant_model,
             generation_config=self.generation_config,
             spec_config=self._spec_config,
+            device=self._engine_device,
             **self._ends,
         )
         texts = self.tokenizer.batch_decode(output, skip_special_tokens=True)
@@ -111,11 +119,11 @@ class GaudiTextGenerationPipeline(TextGenerationPipeline):
         return texts if isinstance(prompt, list) else texts[0]
 
 
-def _own(config: GenerationConfig) -> GenerationConfig:
-    """Returns a copy without the fields that only Optimum Habana's configs have."""
+def _own(config: GenerationConfig, without: Sequence[str]) -> GenerationConfig:
+    """Returns a copy without some fields that only Optimum Habana's configs have."""
     own = GenerationConfig()
     own.__dict__.update(
-        {name: copy.copy(value) for name, value in vars(config).items() if name not in _THEIRS}
+        {name: copy.copy(value) for name, value in vars(config).items() if name not in without}
     )
     return own
 
@@ -145,7 +153,8 @@ def main(argv: list[str]) -> int:
     args.batch_size = len(sentences)
     logging.basicConfig(level=logging.WARNING if args.quiet else logging.INFO)
     logger = logging.getLogger(__name__)
-    pair = load(args, start(args))
+    device = start(args)
+    pair = load(args, device)
     logger.info("Initializing text-generation pipeline...")
     wanted = _wanted(args, pair)
     pipe = GaudiTextGenerationPipeline(
@@ -156,6 +165,7 @@ def main(argv: list[str]) -> int:
         wanted,
         assistant_model=pair.draft,
         spec_config=config,
+        device=device,
     )
     seconds, reports = 0.0, []
     with traced(args) as step:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import GenerationMixin
@@ -21,13 +23,38 @@ from .errors import ConfigError, UnsupportedOptionError
 
 _THEIRS = "optimum.habana.transformers.generation.utils"
 _ORIGINAL = "_gaudi_spec_original"
+_LOOKUP = "prompt_lookup_num_tokens"
+_MISSING = "optimum-habana is not installed: pip install optimum-habana==1.21.2."
+
+
+def adapt_transformers() -> None:
+    """Puts Optimum Habana's classes in place of Transformers', in this process and for good.
+
+    Raises:
+        ConfigError: Optimum Habana is not installed, or cannot be imported without a card.
+    """
+    if GenerationMixin.generate.__module__ == _THEIRS:
+        return
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # it prints which kernels it does without
+            from optimum.habana.transformers.modeling_utils import adapt_transformers_to_gaudi
+
+            adapt_transformers_to_gaudi()
+    except (ImportError, IndexError) as error:
+        if not _installed():
+            raise ConfigError(_MISSING) from None
+        raise ConfigError(
+            f"Optimum Habana cannot be imported here ({type(error).__name__}: {error}); it needs a "
+            "card, or the device hpu-emulated."
+        ) from error
 
 
 def patch_optimum_habana() -> None:
     """Makes `model.generate` of Optimum Habana use this package where it is given an assistant.
 
-    Call it after `adapt_transformers_to_gaudi()`; a second call changes nothing, and calls without
-    an `assistant_model` go to Optimum Habana's code as before. `unpatch_optimum_habana` undoes it.
+    So do calls with `prompt_lookup_num_tokens`; all others go to Optimum Habana's code as before.
+    Call it after `adapt_transformers_to_gaudi()`; a second call changes nothing.
+    `unpatch_optimum_habana` undoes it.
 
     Raises:
         ConfigError: Optimum Habana is not installed, or has not adapted Transformers yet.
@@ -40,7 +67,7 @@ def patch_optimum_habana() -> None:
             "Transformers is not adapted to Gaudi: call "
             "optimum.habana.transformers.modeling_utils.adapt_transformers_to_gaudi() first."
             if _installed()
-            else "optimum-habana is not installed: pip install optimum-habana==1.21.2."
+            else _MISSING
         )
     GenerationMixin.generate = _with_assistant(theirs)  # type: ignore[method-assign]
 
@@ -63,19 +90,27 @@ def _installed() -> bool:
 
 
 def _with_assistant(theirs: Callable) -> Callable:
-    """Returns `theirs` with another way for calls that have an assistant."""
+    """Returns `theirs` with another way for calls that draft."""
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
     def generate(self, *args, **kwargs):
         asked = signature.bind(self, *args, **kwargs).arguments
-        if asked.get("assistant_model") is None or asked.get("custom_generate") is not None:
+        if asked.get("custom_generate") is not None or not _drafts(asked):
             return theirs(self, *args, **kwargs)
         model, options = asked.pop("self"), asked.pop("kwargs", {})
         return _generate(model, **asked, **options)
 
     setattr(generate, _ORIGINAL, theirs)
     return generate
+
+
+def _drafts(asked: Mapping[str, Any]) -> bool:
+    """Returns whether a call has an assistant, or asks for prompt lookup."""
+    configs = (asked.get("generation_config"), asked["self"].generation_config)
+    lookups = [getattr(config, _LOOKUP, None) for config in configs]
+    lookups.append(asked.get("kwargs", {}).get(_LOOKUP))
+    return asked.get("assistant_model") is not None or any(lookups)
 
 
 def _generate(

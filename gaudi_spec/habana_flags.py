@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from .config import FORWARD_OPTIONS
 from .errors import UnsupportedOptionError
 
 # Flags that `flags.py` has, with Optimum Habana's defaults.
@@ -85,18 +86,19 @@ HONOURED = {
     "trim_logits": "always so: prompts are read without the head",
     "force_static_compile": "always so: every graph has static shapes",
     "sdp_on_bf16": "let PyTorch's own attention reduce in bfloat16",
+    **dict.fromkeys(
+        FORWARD_OPTIONS,
+        "with --optimum_habana; a warning without it, or without a "
+        "switch of that name in the family",
+    ),
 }
 NO_EFFECT = {
     "input_embeds": "a prompt's embeddings are made from its tokens, which a draft needs as tokens",
     "limit_hpu_graphs": "prompts are read by a few graphs of fixed width",
     "clear_hpu_graphs_cache": "the set of graphs does not grow",
     "const_serialization_path": "weights stay where they were loaded",
-    "attn_softmax_bf16": _KERNEL,
-    "use_flash_attention": _KERNEL,
     "use_flex_attention": _KERNEL,
-    "flash_attention_recompute": _KERNEL,
     "flash_attention_causal_mask": _KERNEL,
-    "flash_attention_fast_softmax": _KERNEL,
     "attn_batch_split": "as there, on one card",
     "decode_attn_batch_split": "as there, on one card",
     "regional_compile": "layers are compiled once anyway where the compiler can do that",
@@ -206,8 +208,16 @@ def check(args: argparse.Namespace) -> None:
             "supported yet: start one process, without DeepSpeed."
         )
     idle = [f"--{flag.name} ({flag.note})" for flag in given if flag.verdict == "no effect"]
+    if not args.optimum_habana:
+        idle += [f"--{name} (without --optimum_habana)" for name in switches(args)]
     if idle:
         print(f"Without effect: {', '.join(idle)}.", file=sys.stderr)
+
+
+def switches(args: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the given switches of the forward of Optimum Habana's classes."""
+    off = ("none", "false", "0")  # one of them takes a value
+    return tuple(name for name in FORWARD_OPTIONS if str(getattr(args, name)).lower() not in off)
 
 
 # Flags that count wherever models are loaded and run.
@@ -218,7 +228,9 @@ COMMON = frozenset(
     prompt_lookup_num_tokens max_matching_ngram_size verifier config seed
     device torch_compile compile_cache bucket_size use_kv_cache use_hpu_graphs sdp_on_bf16
     target_quant target_quant_exclude target_kv_dtype target_quant_config draft_quant
-    draft_quant_exclude draft_kv_dtype draft_quant_config batch_size warmup verbose quiet""".split()
+    draft_quant_exclude draft_kv_dtype draft_quant_config batch_size warmup verbose quiet
+    optimum_habana""".split()
+    + list(FORWARD_OPTIONS)
 )
 
 
@@ -237,10 +249,6 @@ def only(args: argparse.Namespace, parser: argparse.ArgumentParser, more: Collec
             raise UnsupportedOptionError(
                 f"--{action.dest} does nothing in {parser.prog}: leave it out."
             )
-    if args.device == "hpu-emulated":
-        raise UnsupportedOptionError(
-            f"--device hpu-emulated is not supported by {parser.prog}: choose cpu."
-        )
 
 
 _PAGE = """# Flags of run_generation

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .config import SpecConfig
+from .device import Device
 from .doors import asked_of_transformers
 from .drafters.registry import pick
 from .engine import SpeculativeEngine
@@ -41,7 +42,7 @@ def generate(
     tokenizer: Any = None,
     past_key_values: KeptCaches | None = None,
     spec_config: SpecConfig | None = None,
-    device: str | None = None,
+    device: str | Device | None = None,
     each_cycle: Callable[[], None] | None = None,
     **generate_kwargs: Any,
 ) -> Any:
@@ -69,7 +70,7 @@ def generate(
         past_key_values: What the call before returned in its result object: the prefix that its
             rows share with these is not fed again. No weight may have changed in between.
         spec_config: Settings that Transformers has no name for.
-        device: A device name; None: the target's.
+        device: A device or its name; None: the target's.
         each_cycle: Called after the first cycle, which includes the prefill, and each one after.
         **generate_kwargs: Any other argument of `model.generate`: `attention_mask` (`[B, W]`, 0 at
             padding; without it pads are inferred by Transformers' rule), `max_new_tokens`,
@@ -224,7 +225,7 @@ def _engine(
     draft: Any,
     config: SpecConfig,
     batch: int,
-    device: str | None,
+    device: str | Device | None,
     past: KeptCaches | None,
 ) -> KeptCaches:
     """Returns the kept engine for these models, settings and rows, or builds it."""

@@ -186,6 +186,7 @@ class GaudiSpecLM(TemplateLM):
             max_new_tokens=budget,
             stopping_criteria=StoppingCriteriaList([stop]),
             spec_config=self.config,
+            device=self.engine_device,
             **options,
         )
         self.reports.append(hf.last_report())

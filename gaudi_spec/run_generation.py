@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from .drafters.registry import pick
 from .drafting import Drafting
 from .errors import ConfigError, InputError
 from .flags import parser, quant_configs, quantization
+from .habana import adapt_transformers
 from .job import Job
 from .loading import Pair, Source, load_pair
 from .models.support import check_supported
@@ -109,6 +111,9 @@ def check(args: argparse.Namespace) -> SpecConfig:
         config = config.replace(bucket_size=args.bucket_size)
     if args.allow_untested_models:
         config = config.replace(allow_untested_models=True)
+    if args.optimum_habana:
+        options = dict.fromkeys((*config.forward_options, *habana_flags.switches(args)))
+        config = config.replace(forward_options=tuple(options))
     quant_configs(args)
     return config.replace(**quantization(args))
 
@@ -151,7 +156,10 @@ def start(args: argparse.Namespace) -> Device:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     if args.compile_cache:
         keep_compiled(args.compile_cache)
-    return get_device(args.device)
+    device = get_device(args.device)
+    if args.optimum_habana:
+        adapt_transformers()
+    return device
 
 
 def load(args: argparse.Namespace, device: Device) -> Pair:
@@ -165,6 +173,7 @@ def load(args: argparse.Namespace, device: Device) -> Pair:
     target = Source(args.model_name_or_path, **common)
     draft = Source(args.assistant_model, **common) if args.assistant_model else None
     steps = 3 if draft else 2
+    own = "eager" if args.optimum_habana else None
     disable_progress_bar()  # Transformers' own, which would run through ours
     with results.progress(args.quiet, desc="load", total=steps) as bar:
 
@@ -177,12 +186,16 @@ def load(args: argparse.Namespace, device: Device) -> Pair:
             draft,
             torch.bfloat16 if args.bf16 else torch.float32,
             device,
-            attn_implementation=args.attn_implementation,
+            attn_implementation=args.attn_implementation or own,
             allow_tokenizer_mismatch=args.allow_tokenizer_mismatch,
             quant_configs=quant_configs(args),
             progress=step,
         )
     check_supported(pair.target, "target", args.allow_untested_models)
+    known = inspect.signature(pair.target.forward).parameters
+    for name in habana_flags.switches(args) if args.optimum_habana else ():
+        if name not in known:
+            print(f"--{name} has no effect on {type(pair.target).__name__}.", file=sys.stderr)
     return pair
 
 

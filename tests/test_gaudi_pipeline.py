@@ -146,10 +146,14 @@ def test_the_program_prints_what_theirs_prints(models, capsys, tmp_path, monkeyp
     assert len(list(Path("hpu_profile/generate").iterdir())) == 1
 
 
-def test_the_emulator_is_refused(models, capsys):
-    """Models on it are on the CPU for everybody else."""
-    assert run_command(gaudi_pipeline.main, [*models, "--device", "hpu-emulated"]) == 2
-    assert "--device hpu-emulated is not supported" in capsys.readouterr().err
+def test_the_program_runs_on_the_emulated_card(models, capsys):
+    """Where cycles are captured; models on it are on the CPU for everybody else."""
+    args = f"--device hpu-emulated --n_iterations 1 --warmup 0 -q --max_new_tokens {NEW}".split()
+    code = run_command(gaudi_pipeline.main, [*models, *args, "--prompt", PROMPTS[0]])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert f"Generated Text[1][1]: {whole(ONE)!r}" in out
+    assert gaudi_spec.last_report().graphs.warmup > 0
 
 
 @pytest.mark.parametrize("flag", ["--compare_baseline", "--stream", "--num_return_sequences=2"])

@@ -14,6 +14,7 @@ import toys
 
 from gaudi_spec import flags, habana_flags, loading
 from gaudi_spec.cli import main
+from gaudi_spec.config import FORWARD_OPTIONS
 from gaudi_spec.habana_flags import HONOURED, NO_EFFECT, REFUSED, SHARED, VALUES
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,6 @@ GIVEN = {
     "pt2e_path": ["dir"],
     "pt2e_quant_dtype": ["int8"],
     "const_serialization_path": ["dir"],
-    "flash_attention_fast_softmax": ["true"],
     "attn_batch_split": ["2"],
     "decode_attn_batch_split": ["2"],
     "cache_size_limit": ["64"],
@@ -107,8 +107,9 @@ def test_the_docs_are_what_the_parser_says():
         assert name == "help" or f"`{action.option_strings[0]}`" in page
 
 
-def test_the_commands_of_the_migration_page_parse():
-    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["migration.md", "optimum_habana.md"])
+def test_the_commands_of_the_pages_parse(name):
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     commands = re.findall(r"```bash\n(.*?)```", page, re.S)
     for command in commands:
         words = shlex.split(command)
@@ -143,6 +144,14 @@ def test_flags_without_effect_give_one_warning_and_the_same_text(command):
     for name in set(NO_EFFECT) - {"dynamo_allow_unspec_int_on_nn_module"}:
         assert f"--{name} (" in line
     assert "Without effect" not in command("--prompt", *words(ONE))[2]
+
+
+def test_switches_of_their_classes_without_those_are_told_of(command):
+    switches = [f"--{name}" for name in FORWARD_OPTIONS]
+    code, out, err = command("--prompt", *words(ONE), *switches)
+    assert code == 0 and last(out)["output"] == [[text(ONE)]]
+    (line,) = [line for line in err.splitlines() if line.startswith("Without effect:")]
+    assert all(f"{switch} (without --optimum_habana)" in line for switch in switches)
 
 
 def test_flags_that_are_always_so_change_nothing(command):

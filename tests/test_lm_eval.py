@@ -171,6 +171,17 @@ def test_texts_are_the_targets_own_up_to_a_stop_text(draft):
 
 
 @needs_lm_eval
+def test_texts_are_generated_on_the_emulated_card():
+    """As the likelihoods are scored there."""
+    lm = adapter(device="hpu-emulated", add_bos_token=False, batch_size=1)
+    ask = (tiny_checkpoints.words(20, 30, 40), {"until": [], "max_gen_toks": 5})
+    (got,) = lm.generate_until(requests("generate_until", ask), disable_tqdm=True)
+    want = toys.greedy(toys.target(), torch.tensor([20, 30, 40]), 5)
+    assert got == tiny_checkpoints.word_tokenizer().decode(want, skip_special_tokens=True)
+    assert lm.reports[0].graphs.warmup + lm.reports[0].graphs.after_warmup > 0
+
+
+@needs_lm_eval
 def test_a_stop_text_in_the_prompt_does_not_stop():
     prompt = [20, 30, 40]
     text = toys.greedy(toys.target(), torch.tensor(prompt), 8).tolist()

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import gaudi_spec
+from gaudi_spec import gaudi_options
+from gaudi_spec.config import FORWARD_OPTIONS
 
 ADAPTED = Path(__file__).parent / "adapted"
 WANTED = "1.21.2"
@@ -105,6 +107,46 @@ assert torch.equal(out[0, prompt.shape[1]:], toys.greedy(model, prompt[0], 8))
     done = run("-c", code, str(Path(__file__).parent))
     assert done.returncode == 0, done.stderr
     assert "optimum-habana is not installed: pip install" in done.stdout
+
+
+def test_the_program_over_their_classes_wants_optimum_habana():
+    """In one sentence, before anything is loaded."""
+    code = _BLOCK + "import gaudi_spec.cli as c; sys.exit(c.main(sys.argv[1:]))"
+    asked = ["generate", "--model_name_or_path", "none", "--optimum_habana", "--device", "cpu"]
+    done = run("-c", code, *asked)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: optimum-habana is not installed: pip install optimum-habana==1.21.2.\n",
+    )
+
+
+@needed
+def test_the_program_over_their_classes_wants_a_card_or_the_emulator():
+    """Their package cannot be imported on a plain CPU."""
+    code = "import sys, gaudi_spec.cli as c; sys.exit(c.main(sys.argv[1:]))"
+    asked = ["generate", "--model_name_or_path", "none", "--optimum_habana", "--device", "cpu"]
+    done = run("-c", code, *asked)
+    assert done.returncode == 2 and "or the device hpu-emulated" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [
+        (gaudi_options._REFUSED, "refused by name"),
+        (gaudi_options._WITHOUT_EFFECT, "one warning, no effect"),
+        (gaudi_options._READ, "honoured"),
+        (FORWARD_OPTIONS, "honoured"),
+        (gaudi_options._INHERENT - {"generation_mode", "use_fused_rope"}, "always so"),
+    ],
+)
+def test_the_table_of_options_says_what_the_code_does(names, verdict):
+    """Each field of their generation config stands in a row with its verdict."""
+    page = Path(__file__).parents[1] / "docs" / "optimum_habana.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `")]
+    for name in names:
+        (what,) = [row[2] for row in rows if f"`{name}`" in row[1]]
+        assert what.strip().startswith(verdict), name
 
 
 @needed

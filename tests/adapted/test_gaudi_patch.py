@@ -139,6 +139,21 @@ def test_calls_without_an_assistant_are_theirs(patched, monkeypatch):
     toys.assert_equal_rows(gaudi_toys.plain(model), gaudi_toys.reference("llama", 3))
 
 
+@pytest.mark.parametrize("where", ["call", "config"])
+def test_prompt_lookup_needs_no_assistant(where):
+    """It ends unpatched as an assistant does; patched, in a batch too."""
+    model, _ = pair()
+    lookup = {"prompt_lookup_num_tokens": 3}
+    if where == "config":
+        lookup = {"generation_config": GaudiGenerationConfig(**lookup, bucket_size=16)}
+    lookup |= {"num_assistant_tokens": None, "eos_token_id": None, "pad_token_id": 0}
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'crop'"):
+        ask(model, None, gaudi_toys.PROMPTS[:1], static_shapes=False, **lookup)
+    gaudi_spec.patch_optimum_habana()
+    toys.assert_equal_rows(ask(model, None, **lookup), want())
+    assert gaudi_spec.last_report().drafter == "ngram"
+
+
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "llama"])
 def test_a_batch_is_theirs_without_a_draft(patched, family):
     """Where unpatched generation takes one row."""
