@@ -55,6 +55,9 @@ class HabanaCausalLM(HFCausalLM):
             last = super().fill(*piece)
         return last
 
+    def _writers(self) -> list[tuple[Any, Any]]:
+        return []  # quantized caches are refused: what the modules hold by now is ours
+
     def _own(self, model: Any) -> Any:
         model = shadow(model)
         if "clear_inputs" in vars(model):  # from `wrap_in_hpu_graph`: runs the caller's modules

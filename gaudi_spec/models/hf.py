@@ -82,7 +82,11 @@ class HFCausalLM:
         self._slot_ids = torch.arange(slots, device=self.device)
         geometry, dtype = self._probe()
         form = kv(dtype) if kv else KvFormat("auto", dtype, dtype)
-        self.cache = SlotCache(geometry, batch, slots, form, self.device, kv_modules(model))
+        self.cache = SlotCache(geometry, batch, slots, form, self.device, self._writers())
+
+    def _writers(self) -> list[tuple[Any, Any]]:
+        """Returns the modules that write keys and values in place of the cache, if there are."""
+        return kv_modules(self.model)
 
     def _own(self, model: Any) -> Any:
         """Returns the module tree to run, over the weights of the caller's `model`."""
