@@ -37,6 +37,19 @@ WORKS: dict[str, dict] = {
     "clear": {"clear_hpu_graphs_cache": True},
     "eager mode": {"lazy_mode": False},
     "cache off": {"use_cache": False},
+    "all together": {
+        "static_shapes": True,
+        "reuse_cache": True,
+        "bucket_size": 16,
+        "bucket_internal": True,
+        "reduce_recompile": True,
+        "trim_logits": True,
+        "attn_softmax_bf16": True,
+        "use_flash_attention": True,
+        "flash_attention_recompute": True,
+        "clear_hpu_graphs_cache": True,
+        "hpu_graphs": True,
+    },
 }
 WARNS = {
     "limit_hpu_graphs": {"limit_hpu_graphs": True},
@@ -145,7 +158,7 @@ def test_prompt_lookup_needs_no_assistant(where):
     model, _ = pair()
     lookup = {"prompt_lookup_num_tokens": 3}
     if where == "config":
-        lookup = {"generation_config": GaudiGenerationConfig(**lookup, bucket_size=16)}
+        lookup = {"generation_config": GaudiGenerationConfig(**lookup)}
     lookup |= {"num_assistant_tokens": None, "eos_token_id": None, "pad_token_id": 0}
     with pytest.raises(AttributeError, match="'tuple' object has no attribute 'crop'"):
         ask(model, None, gaudi_toys.PROMPTS[:1], static_shapes=False, **lookup)
@@ -207,6 +220,22 @@ def test_every_field_of_theirs_is_known():
     stock = GaudiGenerationConfig.__mro__[1]
     theirs = vars(GaudiGenerationConfig()).keys() - vars(stock()).keys()
     assert len(theirs) > 15 and theirs <= gaudi_options.GAUDI_FIELDS
+
+
+@pytest.mark.parametrize("name", ["target_quant", "draft_quant"])
+def test_quantization_is_for_the_other_classes(name):
+    """One sentence names the setting."""
+    model, draft = pair()
+    config = gaudi_spec.SpecConfig(num_assistant_tokens=3, **{name: "fp8"})
+    with pytest.raises(gaudi_spec.UnsupportedOptionError, match=f"{name} .* Optimum Habana's"):
+        gaudi_spec.generate(
+            model,
+            gaudi_toys.PROMPTS[0][None],
+            assistant_model=draft,
+            max_new_tokens=4,
+            spec_config=config,
+            device="hpu-emulated",
+        )
 
 
 def test_switches_need_their_classes():
