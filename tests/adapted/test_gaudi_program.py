@@ -21,7 +21,8 @@ PROMPT = [20, 30, 40]
 # Optimum Habana's own command for assisted decoding, without paths and with fewer tokens.
 LINE = f"""--batch_size 1 --max_new_tokens {NEW} --use_hpu_graphs --use_kv_cache
 --num_return_sequences 1 --temperature 0 --sdp_on_bf16""".split()
-OURS = "--device hpu-emulated --optimum_habana --n_iterations 1 --warmup 0 -q --num_assistant_tokens 3".split()
+OURS = """--device hpu-emulated --optimum_habana --num_assistant_tokens 3 --n_iterations 1
+--warmup 0 -q""".split()
 
 
 @pytest.fixture(scope="module")
