@@ -139,7 +139,10 @@ def parse(program: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     first.add_argument("--config")
     path = first.parse_known_args(argv)[0].config
     if path is None:
-        return program.parse_args(argv)
+        args = program.parse_args(argv)
+        path = args.config  # abbreviated
+        if path is None:
+            return args
     file = PerfConfig.read(path)
     defaults = {action.dest: action.default for action in program._actions}
     args = program.parse_args([*file.arguments(defaults), *argv])

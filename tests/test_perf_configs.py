@@ -85,6 +85,26 @@ def test_update_rewrites_only_the_projection(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize(("scheme", "planned"), [("int4wo", "int4"), ("fp8", "fp8")])
+def test_the_quantization_of_the_settings_is_planned(tmp_path, scheme, planned):
+    text = PLANNED[0].read_text(encoding="utf-8").replace("target_quant: none, ", "")
+    args, _ = command.parse(["--config", str(write(tmp_path, text + f"target_quant: {scheme}\n"))])
+    assert (args.target_quant, args.draft_quant) == (planned, "none")
+
+
+def test_a_quantized_cache_is_not_planned_as_an_unquantized_one(tmp_path, capsys):
+    text = PLANNED[0].read_text(encoding="utf-8")
+    path = write(tmp_path, text + "draft_kv_dtype: int8\n")
+    assert cli.main(["plan", "--config", str(path)]) == 2
+    assert "draft_kv_dtype" in capsys.readouterr().err
+
+
+def test_an_abbreviated_flag_reads_the_whole_file(tmp_path):
+    path = write(tmp_path, "flags: {batch_size: 3}\nneeds: [cards]")
+    with pytest.raises(ConfigError, match="several cards"):
+        parse(flags.parser(), ["--model_name_or_path", "a", "--conf", str(path)])
+
+
 def test_flags_given_win_over_the_file(tmp_path):
     path = write(
         tmp_path,

@@ -206,6 +206,12 @@ def test_the_nearest_thing_that_fits(change, flags):
             assert memory.left(more, card) < 0
 
 
+def test_the_nearest_batch_is_found_in_few_tries(monkeypatch):
+    tries, left = [], memory.left
+    monkeypatch.setattr(memory, "left", lambda *given: tries.append(given) or left(*given))
+    assert dict(memory.nearest(job(batch=10**6), gaudi("gaudi2"))) and len(tries) < 100
+
+
 # Speed
 
 
@@ -295,6 +301,8 @@ def unreachable(*_, **__):
         ([*PAIR, "--hardware", "gaudi4"], ["gaudi4"]),
         ([*PAIR, "--hardware", "gaudi2", "--batch", "0"], ["batch", "0"]),
         ([*PAIR, "--hardware", "gaudi2", "--cards", "-1"], ["cards", "-1"]),
+        ([*PAIR, "--hardware", "gaudi2", "--batch", "9" * 20], ["batch", "1000000"]),
+        ([*PAIR, "--hardware", "gaudi2", "--cards", "9"], ["cards", "8"]),
         ([*PAIR, "--hardware", "gaudi2", "--context", "40000"], ["context", "32768"]),
         ([*PAIR, "--hardware", "gaudi2", "--num_assistant_tokens", "99"], ["32"]),
         ([*PAIR, "--hardware", "gaudi2", "--target_quant", "int3"], ["int3"]),

@@ -20,12 +20,15 @@ from .memory import QUANTS, Job
 from .sizes import sizes
 
 _KS = range(1, 9)
+_MOST = 1_000_000  # rows, or cards
 # What a file says in the names of `run_generation`.
 _FLAGS = {
     "model": "model_name_or_path",
     "assistant_model": "assistant_model",
     "batch": "batch_size",
 }
+# What the engine's settings call a scheme, in the names of the planner.
+_SCHEMES = {"auto": "none", "int8wo": "int8", "int4wo": "int4"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +79,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, PerfConfig | None]:
         return args, None
     file = PerfConfig.read(args.config)
     given = {name: file.flags.get(flag) for name, flag in _FLAGS.items()}
+    for name in ("target_quant", "draft_quant"):
+        scheme = getattr(file.settings, name)
+        given[name] = _SCHEMES.get(scheme, scheme)
     given |= {"context": file.settings.max_length, **file.plan}
     first = [f"--{name}={value}" for name, value in given.items() if value is not None]
     first += ["--bf16"] * bool(file.flags.get("bf16"))
@@ -98,9 +104,15 @@ def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, 
         if not getattr(args, name):
             raise ConfigError(f"--{name} is missing: give it, or a --config that does.")
     for name in ("batch", "cards"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {getattr(args, name)}.")
+        if not 1 <= getattr(args, name) <= _MOST:
+            raise ConfigError(f"--{name} must be from 1 to {_MOST}, not {getattr(args, name)}.")
     settings = file.settings if file else SpecConfig()
+    for name in ("target_kv_dtype", "draft_kv_dtype"):
+        if getattr(settings, name) != "auto":
+            raise UnsupportedOptionError(
+                f"{name} cannot be planned yet: leave it out of the file to plan caches in the "
+                "model's dtype."
+            )
     asked = args.num_assistant_tokens or [settings.most_drafts]
     if not all(1 <= k <= MAX_ASSISTANT_TOKENS for k in asked):
         raise ConfigError(f"--num_assistant_tokens must be from 1 to {MAX_ASSISTANT_TOKENS}.")
@@ -113,6 +125,8 @@ def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, 
             f"{args.context}."
         )
     hardware = _hardware(args)
+    if args.cards > hardware.cards:
+        raise ConfigError(f"--cards must be at most the {hardware.cards} of {hardware.name}.")
     job = Job(
         target,
         draft,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -107,11 +108,17 @@ def left(job: Job, hardware: Hardware) -> float:
 
 def nearest(job: Job, hardware: Hardware) -> Iterator[tuple[str, Job]]:
     """Yields changes of one thing after which the job fits, the smallest of each kind."""
-    smaller = range(job.batch - 1, 0, -1)
-    shorter = range(round_up(job.context, 64) - 64, 63, -64)
+
+    def largest(name: str, values: range) -> list[tuple[object, dict[str, Any]]]:
+        def too_large(n: int) -> bool:
+            return left(replace(job, **{name: n}), hardware) < 0
+
+        fitting = bisect.bisect_left(values, True, key=too_large)
+        return [(n, {name: n}) for n in values[:fitting][-1:]]
+
     tries: dict[str, list[tuple[object, dict[str, Any]]]] = {
-        "--batch": [(n, {"batch": n}) for n in smaller],
-        "--context": [(n, {"context": n}) for n in shorter],
+        "--batch": largest("batch", range(1, job.batch)),
+        "--context": largest("context", range(64, round_up(job.context, 64), 64)),
         "--target_quant": [(q, {"target_quant": q}) for q in ("fp8", "int8", "int4")],
         "--cards": [(n, {"cards": n}) for n in (2, 4, 8) if job.cards < n <= hardware.cards],
     }
