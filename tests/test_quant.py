@@ -489,6 +489,25 @@ def test_draft_settings_without_a_draft_are_refused():
             engine(**{name: "fp8"})
 
 
+@pytest.mark.parametrize("scheme", ["auto", "none"])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_patterns_without_a_scheme_are_refused(role, scheme):
+    asked = {f"{role}_quant": scheme, f"{role}_quant_exclude": ["lm_head"]}
+    with pytest.raises(ConfigError, match=f"give {role}_quant too"):
+        engine(toys.drafts()["noisy"], **asked)
+
+
+def test_a_bias_that_was_replaced_counts():
+    model = copy.deepcopy(toys.target("qwen2"))
+    running = engine(target=model, target_quant="int8")
+    before = running.generate(toys.PROMPTS, 8)
+    attention = model.model.layers[0].self_attn
+    attention.v_proj.bias = torch.nn.Parameter(torch.randn(attention.v_proj.bias.shape))
+    want = engine(target=copy.deepcopy(model), target_quant="int8").generate(toys.PROMPTS, 8)
+    assert any(not torch.equal(a, b) for a, b in zip(before, want))
+    toys.assert_equal_rows(running.generate(toys.PROMPTS, 8), want)
+
+
 def test_a_pattern_that_leaves_nothing_is_refused():
     with pytest.raises(ConfigError, match="fits no layer of the target"):
         engine(target_quant="int8", target_quant_exclude=["*"])

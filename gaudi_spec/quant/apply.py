@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.pytorch_utils import Conv1D
 
-from ..config import Quant
+from ..config import UNQUANTIZED, Quant
 from ..device import Device
 from ..errors import ConfigError
 from .kv import kv_modules
 from .linear import KINDS, Int4WeightOnly, QuantLinear
 
-# Weight of the caller's -> (its version, recipe) -> the layer made of it, for the next engine.
+# Weight of the caller's -> (version, bias, recipe) -> the layer made of it, for the next engine.
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -40,8 +40,8 @@ def check(quant: Quant, model: Any, role: str, device: Device) -> None:
 
     Raises:
         ConfigError: Settings for a draft without a draft; another scheme for weights that are
-            quantized already; a scheme that the device has no kernel for; a pattern or a scheme
-            that fits no layer.
+            quantized already; patterns without a scheme; a scheme that the device has no kernel
+            for; patterns or a scheme that leave no layer.
     """
     if model is None:
         if quant != Quant():
@@ -62,6 +62,11 @@ def check(quant: Quant, model: Any, role: str, device: Device) -> None:
             f"leave {role}_kv_dtype at 'auto'."
         )
     if quant.scheme in ("auto", "none"):
+        if quant.exclude != UNQUANTIZED:
+            raise ConfigError(
+                f"{role}_quant_exclude says what {role}_quant leaves out: give {role}_quant too, "
+                "or leave it out."
+            )
         return
     if quant.scheme not in device.quant_schemes:
         hint = device.quant_hint.format(role=role)
@@ -114,14 +119,16 @@ def _weight(module: nn.Linear | Conv1D) -> torch.Tensor:
 
 
 def _replaced(module: Any, scheme: str, device: Device) -> QuantLinear:
-    key = (_version(module.weight), scheme, device.fp8_limit, device.fp8_pow2)
-    kept = _made.setdefault(module.weight, {})
-    if key not in kept:
-        kept.clear()  # one recipe at a time: codes of a former one are of no use
+    recipe = (scheme, device.fp8_limit, device.fp8_pow2)
+    key = (_version(module.weight), id(module.bias), *recipe)
+    layer = _made.get(module.weight, {}).get(key)
+    if layer is None:
         limits = (device.fp8_limit, device.fp8_pow2) if scheme == "fp8" else ()
         with torch.no_grad():
-            kept[key] = KINDS[scheme](_weight(module).contiguous(), module.bias, *limits).eval()
-    return kept[key]
+            layer = KINDS[scheme](_weight(module).contiguous(), module.bias, *limits).eval()
+        # One at a time: codes of a former recipe are of no use. Replaced, since threads share it.
+        _made[module.weight] = {key: layer}
+    return layer
 
 
 def _version(tensor: torch.Tensor) -> int:
