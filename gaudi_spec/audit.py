@@ -189,6 +189,9 @@ def baseline_shapes(pair: Pair, work: Workload, k: int) -> int:
 def main(argv: list[str]) -> int:
     """Runs `gaudi-spec audit`; returns 1 if the contract is broken."""
     args = parser().parse_args(argv)
+    for name, least in (("prompts", 1), ("room", 32)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}.")
     device = get_device(args.device)
     pair = load_pair(
         Source(args.model_name_or_path),

@@ -157,7 +157,7 @@ class SpecConfig:
         ):
             raise ConfigError(f"kernels must be a list of names, not {kernels!r}.")
         names = self.forward_options
-        if not isinstance(names, tuple) or not set(names) <= set(FORWARD_OPTIONS):
+        if not isinstance(names, tuple) or not all(name in FORWARD_OPTIONS for name in names):
             raise ConfigError(
                 f"forward_options must be names of {', '.join(FORWARD_OPTIONS)}, not {names!r}."
             )

@@ -23,7 +23,7 @@ from .errors import ConfigError, InputError
 from .flags import add_quantization, quant_configs, quantization
 from .helptext import HelpFormatter
 from .loading import Source, load_pair
-from .models.support import check_supported
+from .models.support import check_supported, max_positions
 from .quant import apply
 from .quant.facts import facts, lines
 from .results import progress
@@ -53,6 +53,10 @@ def main(argv: list[str]) -> int:
     if len(ids) < 2:
         raise InputError("The text has fewer than two tokens: give a longer one.")
     models = (reference, pair.target, pair.draft)
+    limits = [max_positions(model.config) for model in models if model is not None]
+    most = min((limit for limit in limits if limit is not None), default=args.window)
+    if min(args.window, len(ids)) > most:
+        raise ConfigError(f"--window must be at most {most}, the models' positions.")
     values = measure(models, config, device, ids, args.window, args.quiet)
     _print(values)
     print(json.dumps(values))

@@ -86,6 +86,12 @@ def test_the_workload_is_mixed():
     assert WORK.longest <= 64 and all(torch.is_tensor(p) for p in WORK.prompts)
 
 
+@pytest.mark.parametrize("args", [["--prompts", "0"], ["--room", "31"], ["--prompts", "-1"]])
+def test_an_audit_of_nothing_is_refused(capsys, args):
+    assert cli.main(["audit", "--model", "a", "--assistant_model", "b", *args]) == 2
+    assert f"{args[0]} must be at least" in capsys.readouterr().err
+
+
 def test_the_command_prints_json_and_its_verdict(tmp_path, capsys):
     """Exit 0 and the documented keys."""
     target, draft = tiny_checkpoints.make(tmp_path)

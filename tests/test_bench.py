@@ -477,6 +477,10 @@ def test_graphs_on_the_emulator_time_their_parts(bench):
         (["sweep", "--batch_size", "two"], "numbers such as"),
         (["sweep", "--batch_size", "0"], "at least 1"),
         (["sweep", "--batch_size", "2-8*1"], "never end"),
+        (["sweep", "--batch_size", "1-99999999999"], "1000 numbers at most"),
+        (["sweep", "--max_new_tokens", "1-600,601-1200"], "1000 numbers at most"),
+        (["latency", "--seed", "9" * 30], "64 bits"),
+        (["latency", "--set", "forward_options=[[1]]"], "forward_options must be names"),
         (["latency", "-r", "0"], "--repetitions"),
         (["latency", "--kinds", "chat"], "exclude each other"),
         (["latency", "--baselines", "vllm"], "--baselines takes"),
@@ -501,6 +505,23 @@ def test_bad_prompt_files(checkpoints, tmp_path, capsys, content, reason):
     path.write_text(content)
     assert main(["bench", "latency", "--model", str(checkpoints[0]), "--prompts", str(path)]) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"rows": 5, "card": {}, "models": {}, "environment": {}},
+        {"rows": [1], "card": {}, "models": {}, "environment": {}},
+        {"rows": [{}], "card": {}, "models": {}, "environment": {}},
+        {"rows": [], "card": {}},
+        [],
+    ],
+)
+def test_a_file_that_is_no_result_is_not_drawn(tmp_path, capsys, value):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(value))
+    assert main(["plot", str(path), "-o", str(tmp_path)]) == 2
+    assert "not a result of gaudi-spec bench" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(bench, tmp_path):

@@ -399,3 +399,10 @@ def test_bad_arguments_get_one_sentence(checkpoint, asked, tmp_path, capsys, ext
     assert distill(checkpoint, tmp_path, *extra) in (1, 2)
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and re.search(words, error[0])
+
+
+def test_prompts_that_are_no_yaml_are_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text("[a, b")
+    with pytest.raises(ConfigError, match=r"Cannot read .*p\.yaml"):
+        prompts.read(str(path))

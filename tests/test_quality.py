@@ -85,6 +85,8 @@ def test_the_command_prints_json_last(checkpoints, capsys, tmp_path):
     ("args", "message"),
     [
         (["--text", "/nowhere/at/all"], "Cannot read /nowhere/at/all"),
+        (["--window", "257", "--max_tokens", "400"], "--window must be at most 256"),
+        (["--target_quant_exclude", "x"], "give target_quant too"),
         (["--window", "1"], "--window and --max_tokens must be at least 2"),
         (["--draft_quant", "int8"], "need a draft model"),
         (["--draft_quant_config", "x.json"], "--draft_quant_config needs a draft model"),

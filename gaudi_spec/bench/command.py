@@ -192,6 +192,8 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
         raise ConfigError(f"Cannot read {path}: {reason}.") from error
-    if not isinstance(value, dict) or "rows" not in value or "card" not in value:
+    kinds = {"rows": list, "card": dict, "models": dict, "environment": dict}
+    fits = isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds.items())
+    if not fits or not all(isinstance(row, dict) and "contender" in row for row in value["rows"]):
         raise ConfigError(f"{path} is not a result of gaudi-spec bench: give its results.json.")
     return value

@@ -19,6 +19,7 @@ from . import workloads
 from .session import BASELINES
 
 STEPS_SIZES = "1,2,4,8"
+MOST = 1000  # numbers of a list
 AUTO = "auto"  # in a list of K: what the settings choose
 OWN_FLAG = ("num_assistant_tokens", "batch_size", "max_length")  # or sized by the prompts
 ABOUT = {
@@ -133,7 +134,10 @@ def numbers(flag: str, text: str, least: int = 1) -> list[int]:
         if not match:
             raise ConfigError(f"--{flag} takes numbers such as 1,2,4 or 1-8*2, not {text!r}.")
         first, last, operation, by = match.groups()
-        found += _range(int(first), int(last or first), operation or "+", int(by or 1))
+        values = _range(int(first), int(last or first), operation or "+", int(by or 1))
+        found += itertools.islice(values, MOST + 1)
+    if len(found) > MOST:
+        raise ConfigError(f"--{flag} takes {MOST} numbers at most: {text!r} are more.")
     if not found or min(found) < least:
         raise ConfigError(f"--{flag} must be at least {least}, not {text!r}.")
     return list(dict.fromkeys(found))
@@ -211,6 +215,8 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} must be at least {least}, not {value}.")
+    if not -(1 << 63) <= args.seed < 1 << 63:
+        raise ConfigError(f"--seed must be a whole number of 64 bits, not {args.seed}.")
     given = [name for name in ("kinds", "prompts", "input_len") if getattr(args, name)]
     if len(given) > 1:
         raise ConfigError(f"--{given[0]} and --{given[1]} exclude each other: give one of them.")

@@ -53,12 +53,12 @@ def read(path: str) -> list[str]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        items: Any = [line for line in text.splitlines() if line.strip()]
+        if Path(path).suffix in (".yaml", ".yml", ".json"):
+            items = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(f"Cannot read {path}: {reason}") from error
-    items: Any = [line for line in text.splitlines() if line.strip()]
-    if Path(path).suffix in (".yaml", ".yml", ".json"):
-        items = yaml.safe_load(text)
     if not isinstance(items, list) or not items or not all(isinstance(i, str) for i in items):
         raise InputError(f"{path} must hold texts, one a line or as a YAML list of strings.")
     return items
