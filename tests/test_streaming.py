@@ -287,6 +287,16 @@ def test_a_stream_that_another_call_interrupts_says_so():
         list(stream)
 
 
+def test_a_row_that_ended_without_the_draft_is_not_taken_for_one_the_draft_has_read():
+    engine = SpeculativeEngine(toys.target(), toys.target(), SpecConfig(num_assistant_tokens=3))
+    first = engine.generate(toys.PROMPTS[2:4], [2, 20], schedule=toys.Turns(0, 0, 3, 3))
+    turns = [torch.cat(pair) for pair in zip(toys.PROMPTS[2:4], first)]
+    got = engine.generate([torch.cat([turn, turn[:1]]) for turn in turns], 20, reuse=True)
+    assert engine.report.reused_tokens and engine.report.acceptance_rate == 1.0
+    again = [toys.greedy(toys.target(), torch.cat([turn, turn[:1]]), 20) for turn in turns]
+    toys.assert_equal_rows(got, again)
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("at", [0, 1, 4])
 @pytest.mark.parametrize("phase", ["draft", "verify", "prefill"])

@@ -35,6 +35,7 @@ class ModelDrafter(Drafter):
         self._chunks = context.config.prefill_chunks
         self._threshold = context.config.confidence
         self._covered: list[int] = []
+        self._caught_up: list[int] = []
         self._window = context.slots
 
     def reset(self, kept: Sequence[int] = ()) -> None:
@@ -53,7 +54,7 @@ class ModelDrafter(Drafter):
 
     def catch_up(self, state: State, lengths: list[int], live: list[bool]) -> None:
         """Feeds committed tokens that the cache lacks, in chunks; usually there are none."""
-        rows = self._served(lengths, live)
+        self._caught_up = rows = self._served(lengths, live)
         missing = self.behind(lengths, live)
         if missing:
             offset = 0
@@ -119,10 +120,9 @@ class ModelDrafter(Drafter):
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
         self.forwards += k
-        self._covered = [
-            max(0, length - 2) if self._fits(length) else covered
-            for length, covered in zip(lengths, self._covered)
-        ]
+        for row in self._caught_up:  # others ended in plain cycles, which fed the cache nothing
+            if self._fits(lengths[row]):
+                self._covered[row] = max(0, lengths[row] - 2)
 
 
 def _certain(ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
