@@ -110,5 +110,7 @@ def _config(path: str) -> Any:
 def _call(work: Any, path: str) -> Any:
     try:
         return work()
+    except ConfigError:  # ours: it is not installed
+        raise
     except (AssertionError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
         raise ConfigError(f"Neural Compressor cannot use {path}: {error!r}.") from error
