@@ -50,6 +50,7 @@ class Flow:
         self._ledger = Ledger(self.report, count, step)
         self._watched = step is not None
         reads = step is not None or config.keep_logits or config.confidence is not None
+        reads = reads or request.sampling.on_host  # no processor is called for an ended text
         self._every = 1 if reads else config.sync_every
         spare = [1] * (runtime.state.batch - count)  # rows without a prompt are done from the start
         lengths = [len(prompt) for prompt in request.prompts]

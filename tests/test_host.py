@@ -228,3 +228,15 @@ def test_the_cost_is_told_once_and_doubles_are_refused():
         gaudi_spec.generate(
             toys.target(), ids, max_new_tokens=9, prefix_allowed_tokens_fn=lambda row, ids: []
         )
+
+
+@pytest.mark.parametrize("draft", [None, "noisy"])
+def test_an_end_within_cycles_that_are_not_read_calls_nothing_more(draft):
+    text, calls = toys.references()[2].tolist(), []
+    model = draft and toys.drafts()[draft]
+    engine = SpeculativeEngine(
+        toys.target(), model, SpecConfig(sync_every=3, num_assistant_tokens=2)
+    )
+    sampling = Sampling(logits_processor=[lambda ids, scores: calls.append(1) or scores])
+    got = engine.generate(toys.PROMPTS[2:3], 30, eos_token_ids=text[1], sampling=sampling)
+    assert got[0].tolist() == text[:2] and len(calls) == 2
