@@ -21,7 +21,8 @@ def long_description() -> str:
 
 
 EXTRAS = {
-    "habana": ["optimum-habana==1.21.2"],
+    # The second spares pip 23 from trying 70 releases of what Optimum Habana leaves open.
+    "habana": ["optimum-habana==1.21.2", "huggingface-hub[hf_xet]<1"],
     "deepspeed": ["deepspeed"],
     "quant": ["neural-compressor-pt"],
     "bench": ["matplotlib"],
