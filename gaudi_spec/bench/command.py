@@ -19,6 +19,7 @@ from ..config import SpecConfig
 from ..device import get_device
 from ..drafters.registry import pick
 from ..errors import ConfigError, InputError
+from ..helptext import HelpFormatter
 from ..loading import Pair, Source, load_pair
 from ..models.support import max_positions, vocabulary
 from ..options import resolve_options
@@ -172,6 +173,7 @@ def plot(argv: list[str]) -> int:
     """Runs `gaudi-spec plot`; the last line of standard output is a JSON object."""
     p = argparse.ArgumentParser(
         prog="gaudi-spec plot",
+        formatter_class=HelpFormatter,
         description="Draw the results of gaudi-spec bench: throughput by batch, acceptance by "
         "position, where a cycle's time goes, and speed-up over K and acceptance.",
     )

@@ -14,6 +14,7 @@ import yaml
 from ..config import SpecConfig
 from ..device import DEVICES
 from ..errors import ConfigError
+from ..helptext import HelpFormatter
 from ..perf_config import PerfConfig
 from . import workloads
 from .session import BASELINES
@@ -34,12 +35,14 @@ def parser() -> argparse.ArgumentParser:
     """Returns the argument parser."""
     p = argparse.ArgumentParser(
         prog="gaudi-spec bench",
+        formatter_class=HelpFormatter,
         description="Measure a target with its draft against plain decoding and against others, "
         "in turn. The last line of standard output is the whole result as one JSON object.",
     )
     commands = p.add_subparsers(dest="what", required=True, metavar="|".join(ABOUT))
     for name, about in ABOUT.items():
-        sub = commands.add_parser(name, help=about, description=about.capitalize() + ".")
+        text = about.capitalize() + "."
+        sub = commands.add_parser(name, help=about, description=text, formatter_class=HelpFormatter)
         _models(sub.add_argument_group("models"))
         _work(sub.add_argument_group("work"), name)
         _axes(sub.add_argument_group("settings"), name)

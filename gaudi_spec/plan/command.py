@@ -11,6 +11,7 @@ import torch
 from ..config import MAX_ASSISTANT_TOKENS, SpecConfig
 from ..device import get_device
 from ..errors import ConfigError, UnsupportedOptionError
+from ..helptext import HelpFormatter
 from ..perf_config import PerfConfig
 from ..results import write_text
 from . import report
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the argument parser."""
     p = argparse.ArgumentParser(
         prog="gaudi-spec plan",
+        formatter_class=HelpFormatter,
         description="Memory and expected speed-up of a pair of models, from their configs alone. "
         "Figures for Gaudi are projected from public speeds of other models, never measured.",
     )
@@ -42,14 +44,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--assistant_model", help="draft: directory or hub name")
     p.add_argument("--hardware", choices=("gaudi2", "gaudi3", "this"), help="this: measured first")
     p.add_argument("--batch", "--batch_size", type=int, default=1, help="rows (default: 1)")
-    p.add_argument(
-        "--context", type=int, default=2048, help="prompt and new tokens of a row (default: 2048)"
-    )
+    p.add_argument("--context", type=int, default=2048, help="prompt and new tokens of a row")
     p.add_argument("--target_quant", choices=QUANTS, default="none", help="of the target's weights")
     p.add_argument("--draft_quant", choices=QUANTS, default="none", help="of the draft's weights")
-    p.add_argument(
-        "--cards", type=int, default=1, help="split the target over so many (default: 1)"
-    )
+    p.add_argument("--cards", type=int, default=1, help="split the target over so many")
     p.add_argument(
         "--num_assistant_tokens", type=int, nargs="+", help="every K to compare (default: 1 to 8)"
     )
