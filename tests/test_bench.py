@@ -558,7 +558,7 @@ def test_plots(bench, tmp_path, capsys):
 
 def test_plots_say_what_is_missing(tmp_path, capsys, monkeypatch):
     path = tmp_path / "results.json"
-    path.write_text('{"rows": [], "card": {}}')
+    path.write_text('{"rows": [], "card": {}, "models": {}, "environment": {}}')
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(path)]) == 1
     assert 'pip install "gaudi-spec[bench]"' in capsys.readouterr().err
