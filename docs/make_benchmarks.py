@@ -21,17 +21,14 @@ PAIR = "--model smollm2-135m-instruct --assistant_model smollm2-135m-draft"
 RUNS = {
     "steps": f"steps {PAIR} --bf16 --input_len 32 --max_new_tokens 32",
     "throughput": f"sweep {PAIR} --bf16 --torch_compile --num_assistant_tokens 1,auto "
-    "--by_kind --kinds chat,advice,summarise,edit --max_new_tokens 32 -r 2",
+    "--by_kind --kinds advice,chat --max_new_tokens 32 -r 2",
     "lookup": f"throughput {PAIR} --bf16 --drafter ngram --num_assistant_tokens 3 --by_kind "
     "--kinds summarise,edit --max_new_tokens 96 --baselines assisted",
-    "sweep": f"sweep {PAIR} --bf16 --kinds chat --num_prompts 4 --batch_size 1,2,4 "
-    "--num_assistant_tokens 1,2,4 --max_new_tokens 32 --baselines none -r 2",
 }
 TITLES = {
     "steps": "What a step costs",
     "throughput": "Throughput by kind of prompt",
     "lookup": "Prompt lookup, without a draft model",
-    "sweep": "Batch size and K",
 }
 
 

@@ -556,6 +556,21 @@ def test_plots(bench, tmp_path, capsys):
     assert len(paths) == 4 and all(Path(path).read_bytes()[:4] == b"\x89PNG" for path in paths)
 
 
+def test_plots_where_k_is_chosen_by_itself(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    args = ("--num_assistant_tokens", "1,auto", "--output_dir", tmp_path / "new")
+    code, _, err = bench("sweep", *args)
+    assert code == 0 and "No plots" not in err
+    assert (tmp_path / "new" / "acceptance_by_position.png").exists()
+
+
+def test_a_drawing_that_fails_loses_no_results(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("gaudi_spec.bench.plots.draw", lambda *_, **__: 1 / 0)
+    code, _, err = bench("latency", "--output_dir", tmp_path / "new")
+    assert code == 0 and "No plots: ZeroDivisionError" in err
+    assert last((tmp_path / "new" / "results.json").read_text().replace("\n", " "))["rows"]
+
+
 def test_plots_say_what_is_missing(tmp_path, capsys, monkeypatch):
     path = tmp_path / "results.json"
     path.write_text('{"rows": [], "card": {}, "models": {}, "environment": {}}')

@@ -107,21 +107,24 @@ def _line(row: Row, rows: Sequence[Row]) -> tuple[int, str]:
     return row["num_assistant_tokens"], "".join(f", {value}" for value in different)
 
 
+def _positions(row: Row) -> int:
+    return len(row["acceptance_by_position"])
+
+
 def acceptance(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
-    """Draws acceptance by block position, a line for each workload at its largest K."""
+    """Draws acceptance by block position, for each workload where most positions are known."""
     best: dict[str, Row] = {}
     for row in rows:
         if row.get("acceptance_by_position"):
             name = row["workload"] + _line(row, rows)[1]
-            wider = row["num_assistant_tokens"] > best.get(name, row)["num_assistant_tokens"]
-            best[name] = row if name not in best or wider else best[name]
+            best[name] = max(best.get(name, row), row, key=_positions)
     for i, (name, row) in enumerate(best.items()):
         rates = row["acceptance_by_position"]
-        label = f"{name} (K = {row['num_assistant_tokens']})"
+        label = f"{name} (K = {row['num_assistant_tokens'] or 'auto'})"
         axes.plot(range(1, len(rates) + 1), rates, label=label, **_style(i))
     if not best:
         return False
-    longest = max(len(row["acceptance_by_position"]) for row in best.values())
+    longest = max(map(_positions, best.values()))
     axes.set_xticks(range(1, longest + 1))
     axes.set_xlim(0.5, longest + 0.5)
     axes.set_ylim(0, 1)

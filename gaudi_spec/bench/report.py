@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,10 +214,18 @@ def write(result: dict[str, Any], directory: str) -> None:
         made.mkdir()
         for name, values in (("results", result), ("environment", result["environment"])):
             made.joinpath(f"{name}.json").write_text(dumps(values), encoding="utf-8")
-        drawn = [f"![{name}]({name}.png)" for name in plots.draw([result], made, optional=True)]
+        drawn = [f"![{name}]({name}.png)" for name in _draw(result, made)]
         report = "\n\n".join([markdown(result), *drawn]) + "\n"
         made.joinpath("report.md").write_text(report, encoding="utf-8")
         os.replace(made, path)
+
+
+def _draw(result: dict[str, Any], directory: Path) -> list[str]:
+    try:
+        return plots.draw([result], directory, optional=True)
+    except Exception as error:  # what took minutes to measure must not be lost for a drawing
+        print(f"No plots: {error!r}. The results are written.", file=sys.stderr)
+        return []
 
 
 def dumps(values: Any) -> str:
