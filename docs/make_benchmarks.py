@@ -20,8 +20,8 @@ DOCS = Path(__file__).parent
 PAIR = "--model smollm2-135m-instruct --assistant_model smollm2-135m-draft"
 RUNS = {
     "steps": f"steps {PAIR} --bf16 --input_len 32 --max_new_tokens 32",
-    "throughput": f"sweep {PAIR} --bf16 --torch_compile --num_assistant_tokens 1,auto "
-    "--by_kind --kinds advice,chat --max_new_tokens 32 -r 2",
+    "throughput": f"sweep {PAIR} --bf16 --torch_compile --set fuse_cycle=false "
+    "--num_assistant_tokens 1 --by_kind --kinds advice,chat --max_new_tokens 32 -r 2",
     "lookup": f"throughput {PAIR} --bf16 --drafter ngram --num_assistant_tokens 3 --by_kind "
     "--kinds summarise,edit --max_new_tokens 96 --baselines assisted",
 }
