@@ -179,7 +179,7 @@ def test_their_assisted_command_line_runs_unchanged(command, monkeypatch):
     )
     code, out, err = command(*line.split(), *words(ONE), fast=["--n_iterations=1", "--warmup=1"])
     assert code == 0, err
-    assert last(out)["output"] == [[text(ONE, 100)]] and last(out)["accepted"] > 0
+    assert last(out)["output"] == [[text(ONE, 100)]]
 
 
 def test_the_tokenizer_alone_may_run_code(monkeypatch, checkpoints):

@@ -120,9 +120,13 @@ class ModelDrafter(Drafter):
     def committed(self, lengths: list[int], k: int) -> None:
         """Notes that after a drafted cycle the cache covers all but the last two tokens."""
         self.forwards += k
-        for row in self._caught_up:  # others ended in plain cycles, which fed the cache nothing
-            if self._fits(lengths[row]):
-                self._covered[row] = max(0, lengths[row] - 2)
+        for row, length in enumerate(lengths):
+            # Rows that ended in plain cycles fed the cache nothing; what a stop cut off is void.
+            sound = max(0, length - 2)
+            if row not in self._caught_up:
+                sound = min(sound, self._covered[row])
+            if self._fits(length):
+                self._covered[row] = sound
 
 
 def _certain(ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
