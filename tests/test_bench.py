@@ -535,8 +535,7 @@ def test_files_are_written_all_or_none(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(report.plots, "draw", fail)
-    monkeypatch.setattr(report, "markdown", lambda result: "")
+    monkeypatch.setattr(report, "markdown", fail)
     with pytest.raises(OSError, match="disk full"):
         report.write({"environment": results.environment(get_device("cpu"))}, str(tmp_path / "new"))
     assert list(tmp_path.iterdir()) == []
@@ -604,7 +603,7 @@ def test_the_page_names_machine_date_and_command(tmp_path, bench):
     _, out, _ = bench("latency", "--baselines", "none")
     found = last(out)
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "sweep.json").write_text(json.dumps(found))
+    (tmp_path / "benchmarks" / "steps.json").write_text(json.dumps(found))
     maker = runpy.run_path(str(DOCS / "make_benchmarks.py"))
     maker["page"].__globals__["DOCS"] = tmp_path
     assert maker["main"]([]) == 0
