@@ -16,7 +16,7 @@ import pytest
 import tiny_checkpoints
 import toys
 
-from gaudi_spec import SpecConfig, SpeculativeEngine, results
+from gaudi_spec import SpecConfig, SpeculativeEngine, leviathan, results
 from gaudi_spec.bench import card, figures, flags, report, workloads
 from gaudi_spec.bench.contenders import Call, Contender, LlamaCpp, Ours, Transformers
 from gaudi_spec.bench.figures import Sample
@@ -45,22 +45,22 @@ def counts(proposed_at, accepted_at, **more) -> Report:
 @pytest.mark.parametrize("a", [0.0, 0.3, 0.8])
 def test_leviathan_is_the_closed_form(a, k):
     closed = (1 - a ** (k + 1)) / ((1 - a) * (k * 0.1 + 1))
-    assert figures.leviathan(a, k, 0.1) == pytest.approx(closed)
+    assert leviathan.leviathan(a, k, 0.1) == pytest.approx(closed)
 
 
 def test_leviathan_by_hand():
-    assert figures.leviathan(0.8, 5, 0.02) == pytest.approx(3.68928 / 1.1)
-    assert figures.leviathan(1.0, 3, 0.25, 1.25) == pytest.approx(4 / 2)
-    assert figures.leviathan(0.0, 3, 0.25, 1.25) == pytest.approx(1 / 2)
+    assert leviathan.leviathan(0.8, 5, 0.02) == pytest.approx(3.68928 / 1.1)
+    assert leviathan.leviathan(1.0, 3, 0.25, 1.25) == pytest.approx(4 / 2)
+    assert leviathan.leviathan(0.0, 3, 0.25, 1.25) == pytest.approx(1 / 2)
 
 
 def test_break_even():
     """With one draft the speed-up is (1 + a) / (c + v)."""
-    assert figures.break_even(1, 0.2, 1.3) == pytest.approx(0.5)
-    a = figures.break_even(4, 0.1, 1.2)
-    assert figures.leviathan(a, 4, 0.1, 1.2) == pytest.approx(1)
-    assert figures.break_even(1, 1.0, 1.5) is None
-    assert figures.break_even(2, 0.0, 1.0) == pytest.approx(0, abs=1e-9)
+    assert leviathan.break_even(1, 0.2, 1.3) == pytest.approx(0.5)
+    a = leviathan.break_even(4, 0.1, 1.2)
+    assert leviathan.leviathan(a, 4, 0.1, 1.2) == pytest.approx(1)
+    assert leviathan.break_even(1, 1.0, 1.5) is None
+    assert leviathan.break_even(2, 0.0, 1.0) == pytest.approx(0, abs=1e-9)
 
 
 def test_alpha_counts_tested_tokens_only():

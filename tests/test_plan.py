@@ -9,7 +9,7 @@ import torch
 from toys import build
 from transformers import AutoConfig
 
-from gaudi_spec import cli, zoo
+from gaudi_spec import cli, leviathan, zoo
 from gaudi_spec.config import SpecConfig
 from gaudi_spec.device import get_device
 from gaudi_spec.plan import hardware, measure, memory, speed
@@ -216,13 +216,13 @@ def test_the_nearest_batch_is_found_in_few_tries(monkeypatch):
 
 
 def test_expected_tokens_and_speedup_by_hand():
-    assert speed.expected_tokens(0.5, 2) == 1.75
-    assert speed.expected_tokens(1.0, 3) == 4
+    assert leviathan.expected_tokens(0.5, 2) == 1.75
+    assert leviathan.expected_tokens(1.0, 3) == 4
     flat = Hardware("x", 1000.0, per_layer=1.0, per_gb=0.0, per_tflop=0.0)
     line = speed.line(job(), flat, 2)  # 28 layers against 24
     assert (line.verify, line.cycle) == (28, 28 + 2 * 24)
     assert line.speedup[0.5] == pytest.approx(1.75 * 28 / 76)
-    assert speed.expected_tokens(line.break_even, 2) * 28 / 76 == pytest.approx(1, abs=1e-4)
+    assert leviathan.expected_tokens(line.break_even, 2) * 28 / 76 == pytest.approx(1, abs=1e-4)
     assert speed.best([speed.line(job(), flat, k) for k in (1, 2, 3)], 0.5) is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from ..errors import GaudiSpecError
-from .figures import leviathan
+from ..leviathan import leviathan
 from .rows import varied
 
 Row = dict[str, Any]

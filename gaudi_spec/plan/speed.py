@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..leviathan import break_even, leviathan
 from .hardware import Hardware
 from .memory import Job, cache_bytes, weight_bytes
 from .sizes import Sizes
@@ -28,16 +29,6 @@ class Line:
     cycle: float
     speedup: dict[float, float]
     break_even: float | None
-
-
-def expected_tokens(acceptance: float, k: int) -> float:
-    """Returns the tokens that a cycle commits (Leviathan et al.), the target's own included.
-
-    Args:
-        acceptance: Probability that a drafted token is accepted, alike at all positions.
-        k: K.
-    """
-    return sum(acceptance**i for i in range(k + 1))
 
 
 def forward(
@@ -74,23 +65,13 @@ def draft_step(job: Job, hardware: Hardware) -> float:
 def line(job: Job, hardware: Hardware, k: int) -> Line:
     """Returns what is expected of K = `k`."""
     verify = forward(job, job.target, job.target_quant, hardware, k + 1, job.cards)
-    cycle = verify + k * draft_step(job, hardware)
-    ratio = plain(job, hardware) / cycle
-    speedup = {a: expected_tokens(a, k) * ratio for a in ACCEPTANCES}
-    return Line(k, verify, cycle, speedup, _break_even(ratio, k))
+    draft, one = draft_step(job, hardware), plain(job, hardware)
+    speedup = {a: leviathan(a, k, draft / one, verify / one) for a in ACCEPTANCES}
+    even = break_even(k, draft / one, verify / one)
+    return Line(k, verify, verify + k * draft, speedup, even)
 
 
 def best(lines: list[Line], acceptance: float) -> Line | None:
     """Returns the line with the largest speed-up, or None where plain decoding is faster."""
     line = max(lines, key=lambda line: line.speedup[acceptance])
     return line if line.speedup[acceptance] > 1 else None
-
-
-def _break_even(ratio: float, k: int) -> float | None:
-    low, high = 0.0, 1.0
-    if expected_tokens(high, k) * ratio <= 1:
-        return None
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if expected_tokens(middle, k) * ratio >= 1 else (middle, high)
-    return high
