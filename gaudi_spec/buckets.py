@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -10,20 +10,25 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def chunks(count: int, ladder: Sequence[int]) -> Iterator[int]:
-    """Yields widths from `ladder` that together cover `count` tokens.
+def chunks(count: int, ladder: Sequence[int], free: float = 0) -> list[int]:
+    """Returns widths from `ladder` that together cover `count` tokens in little time.
 
-    The widest chunk is repeated while it fits; the rest takes the narrowest width that covers it,
-    so at most one chunk is padded.
+    Either one chunk covers what is left, or the widest that fits is repeated and the rest
+    divided likewise. At most one chunk, the last, is padded.
 
     Args:
-        count: Tokens to cover; 0 yields nothing.
+        count: Tokens to cover; 0 needs no chunk.
         ladder: Ascending widths.
+        free: Tokens that take as long as a chunk takes besides its tokens.
     """
-    while count > 0:
-        width = next((w for w in ladder if w >= count), ladder[-1])
-        yield width
-        count -= width
+    if count <= 0:
+        return []
+    ways = [[width] for width in ladder if width >= count][:1]
+    fitting = [width for width in ladder if width < count]
+    if fitting:
+        width = fitting[-1]
+        ways.append([width] * (count // width) + chunks(count % width, ladder, free))
+    return min(ways, key=lambda way: sum(way) + free * len(way))
 
 
 def windows(slots: int, smallest: int | None) -> list[int]:

@@ -147,11 +147,7 @@ class Runtime:
     @torch.no_grad()
     def prefill(self, starts: Sequence[int], count: int) -> None:
         """Feeds `count` tokens of every row, from its start on, to the target."""
-        offset = 0
-        for width in chunks(count, self.config.prefill_chunks):
-            self._fill("target", self.target, width, [start + offset for start in starts])
-            self.prefill_forwards += 1
-            offset += width
+        self.prefill_forwards += self._fill("target", self.target, starts, count)
         self.device.synchronize()
 
     def window(self, need: int) -> int:
@@ -261,10 +257,17 @@ class Runtime:
         role = role if width == k else f"{role} of {k}"
         return Key(role, self.state.batch, width, window, self.state.rules.structure)
 
-    def _fill(self, role: str, model: ModelAdapter, width: int, start: list[int]) -> None:
-        self.state.cursor.copy_(torch.tensor(start))
-        self.graphs.run(self._fill_key(role, width, model), self._fill_work(model, width))
-        self.device.border()
+    def _fill(self, role: str, model: ModelAdapter, starts: Sequence[int], count: int) -> int:
+        """Feeds `count` tokens of every row to a model, and returns in how many chunks."""
+        start = torch.tensor(starts)
+        free = self.device.free_tokens / self.state.batch
+        widths = chunks(count, self.config.prefill_chunks, free)
+        for width in widths:
+            self.state.cursor.copy_(start)
+            self.graphs.run(self._fill_key(role, width, model), self._fill_work(model, width))
+            self.device.border()
+            start = start + width
+        return len(widths)
 
     def _fill_key(self, role: str, width: int, model: ModelAdapter) -> Key:
         return Key(f"fill {role}", self.state.batch, width, model.slots)

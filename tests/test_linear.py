@@ -41,10 +41,14 @@ def test_float32_is_right_to_rounding(k, n, rows, bias):
     assert bool(((got - want).abs() <= room).all())
 
 
-@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("rows", [1, 4, 9, 25, 70])
+@pytest.mark.parametrize("piece", [1, 1000, linear._PIECE])
 @pytest.mark.parametrize(("k", "n"), SIZES)
 @torch.no_grad()
-def test_bfloat16_is_the_exact_result_rounded_once(k, n, rows):
+def test_bfloat16_is_the_exact_result_rounded_once(k, n, piece, rows, monkeypatch):
+    """Beyond the kernel's rows too, however many pieces the weights are taken in."""
+    monkeypatch.setattr(linear, "_PIECE", piece)
+    monkeypatch.setattr(linear, "_SLOW_BFLOAT16", True)
     few = ours(layer(k, n, torch.bfloat16, True))
     x = torch.randn(rows, k, dtype=torch.bfloat16)
     exact = nn.functional.linear(x.double(), few.weight.double(), few.bias.double())
@@ -82,9 +86,15 @@ def test_it_is_used_for_few_rows_of_its_own_kind_only(monkeypatch):
     assert [type(part) for part in model] == [linear.FewRowsLinear, nn.Linear]
     calls = []
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: calls.append(len(x)) or x)
-    for rows in (1, linear.MAX_ROWS, linear.MAX_ROWS + 1):
+    many = linear.MAX_ROWS + 1
+    for rows in (1, linear.MAX_ROWS, many):
         model[0](torch.zeros(rows, 8))
-    assert calls == [linear.MAX_ROWS + 1]
+    assert calls == [many]
+    narrow = ours(layer(8, 8, torch.bfloat16, True))
+    for slow in (True, False):
+        monkeypatch.setattr(linear, "_SLOW_BFLOAT16", slow)
+        narrow(torch.zeros(many, 8, dtype=torch.bfloat16))
+    assert calls == [many, many], "where bfloat16 is fast, PyTorch multiplies many rows"
 
 
 @torch.no_grad()

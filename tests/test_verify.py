@@ -47,20 +47,37 @@ def test_greedy_verification_equals_a_scalar_reference(case):
     assert verdict.tokens.tolist() == chosen
 
 
-@given(
-    st.integers(0, 3000),
-    st.lists(st.integers(1, 400), min_size=1, max_size=5, unique=True).map(sorted),
-)
-def test_chunks_cover_and_pad_at_most_one(count, ladder):
+_ladders = st.lists(st.integers(1, 400), min_size=1, max_size=5, unique=True).map(sorted)
+
+
+@given(st.integers(0, 3000), _ladders, st.integers(0, 500))
+def test_chunks_cover_and_pad_at_most_one(count, ladder, free):
     """Widths come from the ladder; without the last one something is left to cover."""
-    widths = list(chunks(count, ladder))
+    widths = chunks(count, ladder, free)
     assert set(widths) <= set(ladder)
     assert sum(widths) >= count
     assert sum(widths[:-1]) < count or (not count and not widths)
-    padding = sum(widths) - count
-    assert padding == 0 or padding < widths[-1]
-    narrower = [w for w in ladder if widths and w < widths[-1]]
-    assert all(sum(widths[:-1]) + w < count for w in narrower), "a narrower chunk would do"
+
+
+@given(st.integers(1, 3000), _ladders, st.integers(0, 500))
+def test_chunks_are_no_slower_than_one_or_than_the_widest_that_fit(count, ladder, free):
+    """Neither padding to one wide chunk nor never padding is right for every device."""
+
+    def cost(widths):
+        return sum(widths) + free * len(widths)
+
+    one = [[width] for width in ladder if width >= count][:1]
+    tight, left = [], count
+    while left > 0:
+        tight.append(max((w for w in ladder if w <= left), default=ladder[0]))
+        left -= tight[-1]
+    assert cost(chunks(count, ladder, free)) <= min(map(cost, [*one, tight]))
+
+
+def test_a_device_with_time_to_spare_takes_one_chunk():
+    """130 tokens: little is padded where tokens cost time, one chunk is run where chunks do."""
+    assert chunks(130, (16, 64, 256), 0) == [64, 64, 16]
+    assert chunks(130, (16, 64, 256), 256) == [256]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5000))

@@ -16,6 +16,8 @@ class Device:
     Attributes:
         name: As on the command line.
         captures: Whether graphs are the default here.
+        free_tokens: Tokens whose forward takes twice as long as one token's: until then the time
+            goes into reading weights.
         nests: Whether its compiler takes decoder layers as nested regions.
         quant_schemes: Weight schemes that it has kernels for.
         quant_hint: What to do instead of another scheme; `{role}` is "target" or "draft".
@@ -24,6 +26,7 @@ class Device:
 
     name = "cpu"
     captures = False
+    free_tokens = 256
     nests = False
     quant_schemes: tuple[str, ...] = ("int8", "int8wo", "int4wo", "fp8")
     quant_hint = ""

@@ -20,6 +20,7 @@ class CpuDevice(Device):
     """PyTorch on the host's cores."""
 
     name = "cpu"
+    free_tokens = 64
     nests = True
 
     def capture(self, work: Work) -> Work:

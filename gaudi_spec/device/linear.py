@@ -1,8 +1,12 @@
-"""A linear layer for a few rows on the CPU: verifying K + 1 tokens should cost what one costs.
+"""A linear layer for few rows on the CPU: verifying K + 1 tokens should cost what one costs.
 
 Both read the weights once, and nothing else takes long; but the matrix products that PyTorch calls
 here take up to 2.5 times as long for five rows as for one (bfloat16 without AMX; 1.6 in float32).
 The kernel is C, compiled by the machine's own compiler when it is first used and kept on disk.
+
+For many rows, a prompt's, PyTorch's own product is best, but in bfloat16 only where the processor
+multiplies that; elsewhere it takes two to four times as long as turning the weights into float32,
+a piece that stays in the processor's cache at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +27,11 @@ from torch import nn
 from ..paths import cache_directory
 
 MAX_ROWS = 24  # beyond, the library's product of matrices is as fast
+_PIECE = 1 << 20  # weights that are turned into float32 at a time
+# Whether the processor has no instruction that multiplies bfloat16.
+_SLOW_BFLOAT16 = platform.machine().lower() in ("x86_64", "amd64") and not (
+    torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+)
 
 _SOURCE = Path(__file__).with_name("linear.c")
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
@@ -30,13 +39,15 @@ _NAMES = {torch.float32: "linear_float", torch.bfloat16: "linear_bfloat16"}
 
 
 class FewRowsLinear(nn.Linear):
-    """`nn.Linear` that takes the kernel for at most `MAX_ROWS` rows."""
+    """`nn.Linear` that is fast for at most `MAX_ROWS` rows, and in bfloat16 for any."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps `[..., in_features]` to `[..., out_features]`."""
-        if x.numel() > MAX_ROWS * self.in_features or x.dtype != self.weight.dtype:
+        few = x.numel() <= MAX_ROWS * self.in_features
+        ours = few or (x.dtype == torch.bfloat16 and _SLOW_BFLOAT16)
+        if not ours or x.dtype != self.weight.dtype:
             return super().forward(x)
-        return torch.ops.gaudi_spec.few_rows_linear(x, self.weight, self.bias)
+        return torch.ops.gaudi_spec.linear(x, self.weight, self.bias)
 
     @staticmethod
     def fits(layer: nn.Linear) -> bool:
@@ -90,6 +101,8 @@ def _processor() -> str:
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     n, k = weight.shape
+    if x.numel() > MAX_ROWS * k:
+        return _many_rows(x, weight, bias)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], n))
     offset = None if bias is None else bias.data_ptr()
@@ -108,11 +121,20 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return y
 
 
+def _many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Computes in float32, which a bfloat16 product with float32 sums does too."""
+    wide = x.float()
+    pieces = weight.split(max(1, _PIECE // weight.shape[1]))
+    parts = [nn.functional.linear(wide, piece.float()) for piece in pieces]
+    y = torch.cat(parts, -1)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
 _OPERATIONS = torch.library.Library("gaudi_spec", "DEF")
-_OPERATIONS.define("few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_OPERATIONS.impl("few_rows_linear", _linear, "CPU")
+_OPERATIONS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_OPERATIONS.impl("linear", _linear, "CPU")
 
 
-@torch.library.register_fake("gaudi_spec::few_rows_linear")
+@torch.library.register_fake("gaudi_spec::linear")
 def _shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -66,12 +66,12 @@ class Hosted(NamedTuple):
 
     Attributes:
         model: Called by `propose`, at explicit positions.
-        fill: Called by `catch_up`: feeds a chunk of `config.prefill_chunks` committed tokens, from
-            these indices of each row, as a graph of its own.
+        fill: Called by `catch_up`: feeds so many committed tokens from these indices of each row,
+            in chunks that are graphs of their own, and returns how many chunks.
     """
 
     model: ModelAdapter
-    fill: Callable[[int, list[int]], None]
+    fill: Callable[[Sequence[int], int], int]
 
 
 @dataclass(frozen=True)

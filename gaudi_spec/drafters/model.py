@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..buckets import chunks
 from ..state import State
 from .base import Context, Drafter, Proposal
 
@@ -32,7 +31,6 @@ class ModelDrafter(Drafter):
         self.model, self._fill = context.host(context.draft)
         self.shapes = self.model.shapes
         self._vocab_size = context.target.vocab_size
-        self._chunks = context.config.prefill_chunks
         self._threshold = context.config.confidence
         self._covered: list[int] = []
         self._caught_up: list[int] = []
@@ -57,11 +55,7 @@ class ModelDrafter(Drafter):
         self._caught_up = rows = self._served(lengths, live)
         missing = self.behind(lengths, live)
         if missing:
-            offset = 0
-            for width in chunks(missing, self._chunks):
-                self._fill(width, [covered + offset for covered in self._covered])
-                self.forwards += 1
-                offset += width
+            self.forwards += self._fill(self._covered, missing)
             for row in rows:
                 self._covered[row] = lengths[row] - 1
 
