@@ -6,7 +6,8 @@ PYTHON ?= python3
 TORCH ?=
 TORCH_INDEX ?=
 CPU_TORCH := torch==2.13.0+cpu
-PROMPTS ?= "Explain in two sentences why the sky is blue." "Name three uses of a paper clip."
+PROMPTS ?= "Explain in two sentences why the sky is blue." "Name three uses of a paper clip." \
+  "How do I stay focused while studying?"
 
 # What each environment has besides the package: Optimum Habana's pin, and the newest release.
 EXTRAS_.venv := demo,dev

@@ -387,6 +387,7 @@ def test_other_settings_do_not_mix_with_a_run_under_way(checkpoint, asked, tmp_p
         (["--vocab_subset", "99999"], "--vocab_subset 99999: the target has 97 ids"),
         (["--max_new_tokens", "300"], "together, but the target has 256 positions"),
         (["--prompts", "/nowhere"], "Cannot read /nowhere"),
+        (["--layers", "1", "99"], "--layers 99: the target has ., and a draft must"),
         (["--hidden", "12"], "--hidden 12 is not a multiple"),
         (
             ["--max_input_tokens", "2", "--prompts", "{asked}"],

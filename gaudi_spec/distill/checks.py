@@ -24,6 +24,11 @@ def check_fits(target: Any, args: argparse.Namespace) -> None:
     read, _ = vocabulary(target)
     if max(args.vocab_subset or [0]) > read:
         raise ConfigError(f"--vocab_subset {max(args.vocab_subset)}: the target has {read} ids.")
+    depth = getattr(target.config, "num_hidden_layers", None)
+    if depth is not None and max(args.layers) > depth:
+        raise ConfigError(
+            f"--layers {max(args.layers)}: the target has {depth}, and a draft must cost less."
+        )
     longest, most = args.max_input_tokens + args.max_new_tokens, max_positions(target.config)
     if most is not None and longest > most:
         raise ConfigError(
