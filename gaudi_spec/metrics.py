@@ -28,7 +28,7 @@ class Report:
         schedule_reason: Why it chose the last K, where it says so.
         k_trace: `[K, cycles]` for each run of cycles that verified K drafts; 0 is plain decoding.
         step_seconds: Wall time of a cycle by K, drafting and host read included: the running
-            medians of what was measured.
+            lower quartiles of what was measured.
         cycles: Verifications, each one forward of the target over the whole batch.
         host_reads: Times the host read what cycles did.
         drafts: Rows x cycles in which at least one proposal counted.
