@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -81,6 +82,14 @@ class Report:
         self.k_trace[-1][1] += 1
         self.cycles += 1
         self.target_forwards += 1
+
+    @property
+    def cycles_by_k(self) -> dict[int, int]:
+        """Cycles of each K, smallest first."""
+        counts: Counter[int] = Counter()
+        for k, cycles in self.k_trace:
+            counts[k] += cycles
+        return dict(sorted(counts.items()))
 
     def add_row(self, index: int, row: RowOutcome) -> None:
         """Counts what a cycle did to one row."""

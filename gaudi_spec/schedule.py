@@ -17,7 +17,8 @@ from .cycle import RowOutcome
 from .estimates import Acceptance, Pace, estimate
 
 _RETURN = 1.05  # expected speed-up at which a draft that was turned off comes back
-_FIRST_REFRESH, _REFRESH = 8, 64  # cycles after which the plain step is measured again
+_REFRESH = 64  # cycles after which the plain step is measured again
+_EARLY, _CLEAR = 8, 2.0  # cycles after which it is so for the first time, if less is expected
 _SHARE = 0.03  # of plain decoding that may be spent on trying a draft that was turned off
 _SAVED = 8.0  # plain steps that can be saved up for it, or owed
 
@@ -113,8 +114,8 @@ class Auto(Schedule):
     Times that are missing are read off the line through those there are; where there is only the
     plain step, the smallest K is tried first. While drafting is off, it is tried again whenever
     that costs less than 3 % of the plain steps made since, and comes back for an expected 5 %.
-    While it is on, the plain step is measured again after 8 cycles, then every 64. What was learned
-    stays for the next call.
+    While it is on, the plain step is measured again every 64 cycles, and once after 8 where the
+    expected gain is small. What was learned stays for the next call.
 
     Args:
         most: Largest K.
@@ -127,7 +128,7 @@ class Auto(Schedule):
         self.acceptance, self.pace = Acceptance(most), Pace()
         self._off = False
         self._saved = 0.0
-        self._since_plain, self._refresh = 0, _FIRST_REFRESH
+        self._since_plain, self._checked = 0, False
         self._plain = math.inf
 
     def begin(self) -> None:
@@ -139,9 +140,6 @@ class Auto(Schedule):
         share = self.pace.share(costs.left)
         if 0 not in costs.seconds:
             return 0
-        if self._since_plain >= self._refresh:
-            self._refresh = _REFRESH
-            return 0
         self._plain = min(costs.seconds.values())  # every cycle has such a step in it
         known = {**costs.seconds, 0: self._plain}
         times = {k: estimate(k, known, self.sizes) for k in sorted(self.sizes)}
@@ -149,6 +147,10 @@ class Auto(Schedule):
         reading = costs.catch_up / costs.left  # of each token that is left
         gains = {k: self._plain / (times[k] / emitted[k] + reading * (k > 0)) for k in times}
         best = max(gains, key=gains.__getitem__)
+        early = not self._checked and gains[best] < _CLEAR
+        if self._since_plain >= (_EARLY if early else _REFRESH):
+            self._checked = True
+            return 0
         if best and gains[best] > (_RETURN if self._off else 1):
             self._off = False
             self._explain(best, times[best], emitted[best], costs.catch_up)

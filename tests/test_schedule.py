@@ -116,7 +116,7 @@ def fastest(times, acceptance):
 @pytest.mark.parametrize("times", [CHEAP, CARD, CPU], ids=["cheap", "card", "cpu"])
 def test_a_perfect_draft_reaches_the_best_constant_k(times, cold):
     run = Run(Auto(MOST), times, cold)
-    assert run.go(640 if cold else 256, 1.0) >= 0.95 * fastest(times, 1.0)
+    assert run.go(512 if cold else 256, 1.0) >= 0.95 * fastest(times, 1.0)
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -167,7 +167,7 @@ def test_a_look_up_that_seldom_finds_something_is_judged_by_what_it_finds(found,
         for k in [0, *drafts(MOST)]
     )
     gains = [Run(Auto(MOST), times, seed=s).go(2000, acceptance, found=found) for s in range(10)]
-    assert 10 / sum(1 / gain for gain in gains) >= 0.92 * best and min(gains) >= 0.96
+    assert 10 / sum(1 / gain for gain in gains) >= 0.9 * best and min(gains) >= 0.96
 
 
 @pytest.mark.parametrize("foreseen", [1.0, 0.5, 0.0])
