@@ -3,12 +3,14 @@
 python docs/make_benchmarks.py             the page, from the files that are there
 python docs/make_benchmarks.py --measure   the files too: on a machine where nothing else runs
 python docs/make_benchmarks.py --measure steps throughput    only these; `auto` for all of auto_*
+python docs/make_benchmarks.py --measure perf_config         the block `measured` of MEASURED_FILE
 
 `{unrelated}` and `{looping}` in a command are checkpoints that are made for the run, see `MODELS`.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import shlex
 import subprocess
@@ -23,9 +25,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gaudi_spec.bench import report
 from gaudi_spec.bench.flags import parser
 from gaudi_spec.models import compact
+from gaudi_spec.perf_config import PerfConfig
+from gaudi_spec.results import write_text
 from gaudi_spec.zoo import DRAFT, FULL, resolve
 
 DOCS = Path(__file__).parent
+MEASURED_FILE = DOCS.parent / "perf_configs" / "smollm2_135m_cpu_fp32.yaml"
+FILE = "perf_config"  # the name of measuring it
 AUTO = (
     "--num_assistant_tokens auto,1,4 --batch_size 1 --num_prompts 2 --max_new_tokens 128 -r 3 "
     "--bf16 --baselines none"
@@ -58,12 +64,15 @@ def main(argv: list[str]) -> int:
     """Runs the program."""
     measure, given = "--measure" in argv, [a for a in argv if a != "--measure"]
     names = [name for word in given for name in (AUTOS if word == "auto" else [word])]
-    unknown = [name for name in names if name not in RUNS]
+    unknown = [name for name in names if name not in (*RUNS, FILE)]
     if unknown or (names and not measure):
-        print(f"usage: make_benchmarks.py [--measure [auto|{'|'.join(RUNS)} ...]]", file=sys.stderr)
+        print(
+            f"usage: make_benchmarks.py [--measure [auto|{'|'.join([*RUNS, FILE])} ...]]",
+            file=sys.stderr,
+        )
         return 2
-    for name in (names or RUNS) if measure else ():
-        run(name)
+    for name in (names or [*RUNS, FILE]) if measure else ():
+        measure_file() if name == FILE else run(name)
     if any(files()):
         (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
     return 0
@@ -118,6 +127,34 @@ def _load(name: str) -> tuple[Any, Any]:
     compact.register()
     path = resolve(name)
     return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+
+
+def measure_file() -> None:
+    """Runs the file for this machine as its first line says, and writes its block `measured`."""
+    file = PerfConfig.read(MEASURED_FILE)
+    program = [sys.executable, "examples/run_generation.py", "--config", str(MEASURED_FILE)]
+    with tempfile.TemporaryDirectory() as work:
+        quiet = {"stdout": subprocess.DEVNULL, "cwd": DOCS.parent}
+        subprocess.run([*program, "--output_dir", work], check=True, **quiet)
+        values = json.loads(Path(work, "results.json").read_text(encoding="utf-8"))
+    write_text(MEASURED_FILE, file.with_block("measured", measured(values, file)))
+
+
+def measured(values: dict[str, Any], file: PerfConfig) -> dict[str, Any]:
+    """Returns the block: what results.json of a run says, with machine and date."""
+    place = values["environment"]
+    return {
+        "command": f"python examples/run_generation.py --config perf_configs/{file.path.name}",
+        "machine": f"{place['hardware']} ({place['device']})",
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": f"gaudi-spec {place['gaudi_spec']}, torch {place['torch']}, "
+        f"Transformers {place['transformers']}, Python {place['python']}",
+        "tokens_per_second": round(values["throughput"], 1),
+        "plain_tokens_per_second": round(values["baseline_throughput"], 1),
+        "speedup": round(values["speedup"], 2),
+        "acceptance_rate": round(values["acceptance_rate"], 3),
+        "first_token_ms": round(1000 * values["avg_first_token_latency"], 1),
+    }
 
 
 def files() -> list[Path]:

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--update writes into a file: add --config FILE.")
     values = plan(args, file)
     if args.update and file is not None:
-        write_text(file.path, file.with_projected(block(values, file)))
+        write_text(file.path, file.with_block("projected", block(values, file)))
     print(json.dumps(values) if args.json else report.text(values))
     return 0
 
