@@ -741,3 +741,13 @@ def test_wrong_usage_ends_with_2(capsys, argv, word):
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert word in out + err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [["generate"], ["bench", "sweep"], ["plan"]], ids=" ".join)
+def test_help_does_not_wait_for_torch(words):
+    code = (
+        "import sys; from gaudi_spec.cli import main; code = main(sys.argv[1:] + ['--help']);"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr

@@ -169,7 +169,7 @@ def _workloads(args: argparse.Namespace, pair: Pair, batch: int) -> list[Workloa
     if args.prompts:
         found = workloads.from_file(args.prompts, pair.tokenizer)
     else:
-        kinds = args.kinds.split(",") if args.kinds else workloads.KINDS
+        kinds = args.kinds.split(",") if args.kinds else flags.KINDS
         found = workloads.by_kind(pair.tokenizer, kinds)
     if not args.by_kind:
         found = [workloads.mixed(found)]

@@ -16,10 +16,9 @@ from ..loading import Pair
 from .card import Card
 from .contenders import Call, Contender, LlamaCpp, Ours, Transformers
 from .figures import Sample
+from .flags import BASELINES
 from .rows import Entry, row
 from .workloads import Workload
-
-BASELINES = ("transformers", "assisted", "llama.cpp")
 
 
 @dataclass(frozen=True)
