@@ -117,6 +117,7 @@ def counted(entry: Entry, contender: Ours) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if contender.k is None:
         last = entry.rounds[-1][-1].report
+        assert last is not None
         chosen = {"schedule_reason": last.schedule_reason, "cycles_by_k": report.cycles_by_k}
     return chosen | {
         "proposed": report.proposed,

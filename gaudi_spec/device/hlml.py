@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 # Ours, pyhlml's function, and how a value of ours comes of what it returns.
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, Callable[[Any], float]]] = {
     # A number in older releases, then a structure; of the last second, in percent.
     "card_utilisation": ("UtilizationRates", lambda rates: getattr(rates, "aip", rates) / 100),
     "card_power_watts": ("PowerUsage", lambda milliwatts: milliwatts / 1000),
