@@ -65,12 +65,12 @@ def main(argv: list[str]) -> int:
             result["rows"].append(steps.with_sums(row) if args.what == "steps" else row)
             if args.output_dir:
                 results.write_json(report.partial(args.output_dir), result)
+        result["memory_gb"] = device.memory()
+        if args.what == "steps" and not args.no_start_times:
+            result["start"] = steps.starts(_model_flags(args), next(filter(None, plan.sizes), 1))
     except BaseException:  # what took minutes to measure must not be lost for what came later
         _rescue(args, result)
         raise
-    result["memory_gb"] = device.memory()
-    if args.what == "steps" and not args.no_start_times:
-        result["start"] = steps.starts(_model_flags(args), next(filter(None, plan.sizes), 1))
     if args.output_dir:
         report.write(result, args.output_dir)
     _print(args, result)
