@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import gaudi_spec
-from gaudi_spec import audit, chat, flags, results
+from gaudi_spec import audit, chat, config, device, flags, results
 from gaudi_spec.cli import main
 from gaudi_spec.distill import command as distill
 
@@ -751,3 +751,8 @@ def test_help_does_not_wait_for_torch(words):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
+
+
+def test_the_names_of_devices_are_those_of_the_devices():
+    """They are written twice, so that flags do not import torch."""
+    assert tuple(device.DEVICES) == config.DEVICES
