@@ -298,7 +298,7 @@ def test_workloads(tmp_path, pair):
     assert work.take(4).rows == [[1], [2], [3], [1]]
     two = [Workload("a", [[1], [2]]), Workload("b", [[3]])]
     assert workloads.mixed(two) == Workload("a+b", [[1], [3], [2]])
-    assert set(workloads.KINDS) <= workloads.kinds().keys()
+    assert set(flags.KINDS) <= workloads.kinds().keys()
     assert all(len(texts) >= 3 for texts in workloads.kinds().values())
     random = workloads.random_tokens(9, 2, 50, 0)
     assert [len(row) for row in random.rows] == [9, 9] and max(max(random.rows)) < 50
