@@ -2,8 +2,7 @@
 
 import sys
 
-from gaudi_spec.cli import run_command
-from gaudi_spec.run_generation import main
+from gaudi_spec.cli import generate, run_command
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(generate))

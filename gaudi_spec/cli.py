@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -29,7 +30,15 @@ commands:
 _FLAG = re.compile(r"--([a-z][\w-]*)(?:=|$)")
 
 
-def _generate(argv: list[str]) -> int:
+def _show_help(flags: str, argv: list[str]) -> None:
+    """Shows help if it is asked for, before the command is imported, and torch with it."""
+    if {"-h", "--help"} & set(argv):
+        importlib.import_module(f".{flags}", __package__).parser().parse_args(argv)
+
+
+def generate(argv: list[str]) -> int:
+    """Runs the main program."""
+    _show_help("flags", argv)
     from .run_generation import main as run
 
     return run(argv)
@@ -42,12 +51,14 @@ def _distill(argv: list[str]) -> int:
 
 
 def _plan(argv: list[str]) -> int:
+    _show_help("plan.flags", argv)
     from .plan.command import main as run
 
     return run(argv)
 
 
 def _bench(argv: list[str]) -> int:
+    _show_help("bench.flags", argv)
     from .bench.command import main as run
 
     return run(argv)
@@ -84,7 +95,7 @@ def _doctor(argv: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "generate": _generate,
+    "generate": generate,
     "distill": _distill,
     "plan": _plan,
     "bench": _bench,

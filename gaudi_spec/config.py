@@ -15,6 +15,7 @@ MAX_ASSISTANT_TOKENS = 32
 MAX_NGRAM_SIZE = 32
 DEFAULT_ASSISTANT_TOKENS = 5
 DEFAULT_CONFIDENCE = 0.4  # Transformers' own
+DEVICES = ("hpu", "cuda", "cpu", "hpu-emulated")  # "auto" takes the first one that is there
 SCHEDULES = ("auto", "constant", "heuristic", "heuristic_transient", "confidence")
 FORWARD_OPTIONS = (
     "attn_softmax_bf16",

@@ -7,11 +7,9 @@ import os
 from typing import Any
 
 from . import habana_flags
-from .config import KV_DTYPES, QUANT_SCHEMES, SCHEDULES, UNQUANTIZED
-from .device import DEVICES
+from .config import DEVICES, KV_DTYPES, QUANT_SCHEMES, SCHEDULES, UNQUANTIZED
 from .errors import ConfigError
 from .helptext import HelpFormatter
-from .quant import inc
 
 # Optimum Habana's default sentences would be its own text; these are ours, to the same purpose.
 DEFAULT_PROMPTS = (
@@ -204,6 +202,8 @@ def quant_configs(args: argparse.Namespace) -> dict[str, str]:
         ConfigError: One measures, stands beside another scheme, has no model, or is on a device
             that Neural Compressor does not run on.
     """
+    from .quant import inc  # not for --help: it imports torch
+
     found = {}
     for role in ("target", "draft"):
         path, flag = getattr(args, f"{role}_quant_config"), f"--{role}_quant_config"

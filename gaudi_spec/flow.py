@@ -115,7 +115,8 @@ class Flow:
     def _choose(self) -> int:
         """Returns the K that the schedule chooses."""
         rows = self.rows
-        costs = self.runtime.costs(rows.lengths, [not done for done in rows.done])
+        left = max(rows.left(r) for r in rows.live)
+        costs = self.runtime.costs(rows.lengths, [not done for done in rows.done], left)
         self.report.step_seconds = dict(costs.seconds)
         k = self.schedule.choose(self.report.cycles, costs)
         if k not in self.schedule.sizes and k != 0:

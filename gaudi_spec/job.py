@@ -191,7 +191,7 @@ class Job:
         return Steps(ids, pad, self.criteria)
 
     def _bar(self, name: str, batches: list[Batch], twice: bool) -> tqdm:
-        quiet = self.args.quiet or self.args.stream
+        quiet = self.args.quiet or self.args.stream or not batches
         rows = sum(len(batch.sentences) for batch in batches) * self.several
         total = rows * self.args.max_new_tokens * (1 + twice)
         return results.progress(quiet, desc=name, total=total, unit="tok")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -28,7 +29,7 @@ class Report:
         schedule_reason: Why it chose the last K, where it says so.
         k_trace: `[K, cycles]` for each run of cycles that verified K drafts; 0 is plain decoding.
         step_seconds: Wall time of a cycle by K, drafting and host read included: the running
-            medians of what was measured.
+            lower quartiles of what was measured.
         cycles: Verifications, each one forward of the target over the whole batch.
         host_reads: Times the host read what cycles did.
         drafts: Rows x cycles in which at least one proposal counted.
@@ -81,6 +82,14 @@ class Report:
         self.k_trace[-1][1] += 1
         self.cycles += 1
         self.target_forwards += 1
+
+    @property
+    def cycles_by_k(self) -> dict[int, int]:
+        """Cycles of each K, smallest first."""
+        counts: Counter[int] = Counter()
+        for k, cycles in self.k_trace:
+            counts[k] += cycles
+        return dict(sorted(counts.items()))
 
     def add_row(self, index: int, row: RowOutcome) -> None:
         """Counts what a cycle did to one row."""

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from .config import SpecConfig
+from .device import found
 from .errors import ConfigError
 from .yamlfile import check_keys, read_yaml
 
@@ -108,20 +109,20 @@ class PerfConfig:
         unset = {
             name: value
             for name, value in self.environment.items()
-            if device == "hpu" and os.environ.get(name) != str(value)
+            if os.environ.get(name) != str(value)
         }
-        if unset:
+        if unset and found(device) == "hpu":
             wanted = " ".join(f"{name}={shlex.quote(str(v))}" for name, v in unset.items())
             raise ConfigError(
                 f"{self.path} needs {wanted} in the environment before Python starts: put it in "
                 "front of the command."
             )
 
-    def with_projected(self, projected: Mapping[str, Any]) -> str:
-        """Returns the file's text with another block `projected`, the rest as it is."""
+    def with_block(self, name: str, values: Mapping[str, Any]) -> str:
+        """Returns the file's text with another block of that name, the rest as it is."""
         text = self.path.read_text(encoding="utf-8")
-        block = yaml.safe_dump({"projected": dict(projected)}, sort_keys=False, width=100)
-        kept = re.sub(r"^projected:.*\n(?:[ #].*\n)*", "", text, flags=re.M)
+        block = yaml.safe_dump({name: dict(values)}, sort_keys=False, width=100)
+        kept = re.sub(rf"^{name}:.*\n(?:[ #].*\n)*", "", text, flags=re.M)
         return kept.rstrip("\n") + "\n" + block
 
 

@@ -8,7 +8,6 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,10 +144,7 @@ def _schedule(report: Report) -> list[str]:
     """Returns how many cycles had which K, and why, if anything was to be chosen."""
     if report.schedule in (None, "constant"):
         return []
-    counts: Counter[int] = Counter()
-    for k, cycles in report.k_trace:
-        counts[k] += cycles
-    chosen = ", ".join(f"K = {k} in {counts[k]}" for k in sorted(counts))
+    chosen = ", ".join(f"K = {k} in {n}" for k, n in report.cycles_by_k.items())
     lines = [f"{'Cycles by K (' + report.schedule + ')':35} = {chosen}"]
     return lines + [f"{'Schedule':35} = {report.schedule_reason}"] * bool(report.schedule_reason)
 

@@ -154,12 +154,12 @@ class Runtime:
         """Returns the smallest attention window that covers `need` slots."""
         return next((w for w in self._windows if w >= need), self._windows[-1])
 
-    def costs(self, lengths: list[int], live: list[bool]) -> Costs:
-        """Returns what is known of time for the next cycle of these rows."""
+    def costs(self, lengths: list[int], live: list[bool], left: int) -> Costs:
+        """Returns what is known of time for the next cycle; `left` is the largest rest of a row."""
         window = self.window(max(n for n, alive in zip(lengths, live) if alive))
         behind = 0 if self.drafter is None else self.drafter.behind(lengths, live)
         seconds = self.times.at(window, self.state.rules.structure)
-        return Costs(seconds, behind * self._fill_seconds)
+        return Costs(seconds, behind * self._fill_seconds, left)
 
     @torch.no_grad()
     def catch_up(self, lengths: list[int], live: list[bool]) -> None:

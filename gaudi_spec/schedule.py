@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from .buckets import drafts
 from .config import SpecConfig
 from .cycle import RowOutcome
+from .estimates import Acceptance, Pace, estimate
 
-_START = 0.7  # acceptance of a draft that nothing is known about
-_WEIGHT = 2.0  # proposals that this, or the position before, counts for
-_MEMORY = 1 - 1 / 32  # share of what was counted that a cycle leaves
-_DOUBTED = 4.0  # proposals that what was counted is worth once the draft is turned off
 _RETURN = 1.05  # expected speed-up at which a draft that was turned off comes back
 _REFRESH = 64  # cycles after which the plain step is measured again
+_EARLY, _CLEAR = 8, 2.0  # cycles after which it is so for the first time, if less is expected
 _SHARE = 0.03  # of plain decoding that may be spent on trying a draft that was turned off
 _SAVED = 8.0  # plain steps that can be saved up for it, or owed
 
@@ -32,10 +29,12 @@ class Costs(NamedTuple):
     Attributes:
         seconds: Wall time of a cycle by K, as far as measured; 0 is a plain step.
         catch_up: Seconds that the draft would need first, to read what was decoded without it.
+        left: Tokens that the row with the most of them may still emit.
     """
 
     seconds: Mapping[int, float]
     catch_up: float = 0.0
+    left: float = math.inf
 
 
 class Schedule:
@@ -109,61 +108,14 @@ class Heuristic(Schedule):
             self._count = max(1, self._count - 1) if rejected else min(self._most, self._count + 2)
 
 
-class Acceptance:
-    """Running estimate of how often anything is proposed, and of what is accepted, by position.
-
-    The acceptance of a position is that of proposals behind accepted ones. It is as good as that of
-    the position before it until it is known better, and again when it has not been tried for long.
-
-    Args:
-        most: Positions.
-    """
-
-    def __init__(self, most: int) -> None:
-        none = [0.0] * (most - 1)
-        self._found, self._cycles = _WEIGHT, _WEIGHT
-        self._hits, self._tries = [_WEIGHT * _START, *none], [_WEIGHT, *none]
-
-    def expected(self) -> list[float]:
-        """Returns the tokens that a row is expected to emit in a cycle of 0, 1, 2 ... drafts."""
-        chances, rate, weight = [self._found / self._cycles], 0.0, 0.0
-        for hits, tries in zip(self._hits, self._tries):
-            rate = (hits + weight * rate) / (tries + weight)
-            weight = _WEIGHT
-            chances.append(chances[-1] * rate)
-        return list(accumulate([1.0, *chances[1:]]))
-
-    def add(self, k: int, rows: Sequence[RowOutcome]) -> None:
-        """Counts what a cycle of k drafts has shown; the last of a row may be short for its end."""
-        counted = [row for row in rows if row.n_proposed or not row.done]
-        self._found = _MEMORY * self._found + sum(row.n_proposed > 0 for row in counted)
-        self._cycles = _MEMORY * self._cycles + len(counted)
-        tested = [row for row in counted if row.n_proposed]
-        if tested:
-            self._fade(_MEMORY)
-        for row in tested:
-            missed = row.rejected or (not row.done and row.n_accepted < k)
-            for position in range(row.n_accepted + missed):
-                self._tries[position] += 1
-                self._hits[position] += position < row.n_accepted
-
-    def doubt(self) -> None:
-        """Makes what comes count for more than what was."""
-        self._fade(min(1.0, _DOUBTED / self._tries[0]))
-
-    def _fade(self, share: float) -> None:
-        self._tries = [share * tries for tries in self._tries]
-        self._hits = [share * hits for hits in self._hits]
-
-
 class Auto(Schedule):
-    """The K with the most expected tokens per second, 0 among them.
+    """The K with which a batch is expected to end first, 0 among them.
 
     Times that are missing are read off the line through those there are; where there is only the
     plain step, the smallest K is tried first. While drafting is off, it is tried again whenever
     that costs less than 3 % of the plain steps made since, and comes back for an expected 5 %.
-    While it is on, the plain step is measured again every 64 cycles. What was learned stays for
-    the next call.
+    While it is on, the plain step is measured again every 64 cycles, and once after 8 where the
+    expected gain is small. What was learned stays for the next call.
 
     Args:
         most: Largest K.
@@ -173,37 +125,48 @@ class Auto(Schedule):
 
     def __init__(self, most: int) -> None:
         self.sizes = frozenset({0, *drafts(most)})
-        self.acceptance = Acceptance(most)
+        self.acceptance, self.pace = Acceptance(most), Pace()
         self._off = False
         self._saved = 0.0
-        self._since_plain = 0
+        self._since_plain, self._checked = 0, False
         self._plain = math.inf
+
+    def begin(self) -> None:
+        """Forgets how far the rows of the call before had come."""
+        self.pace.begin()
 
     def choose(self, cycle: int, costs: Costs) -> int:
         """Returns the K that is expected to be the fastest, or one that is worth a trial."""
-        known = costs.seconds
-        if 0 not in known or self._since_plain >= _REFRESH:
+        share = self.pace.share(costs.left)
+        if 0 not in costs.seconds:
             return 0
-        self._plain = known[0]
+        self._plain = min(costs.seconds.values())  # every cycle has such a step in it
+        known = {**costs.seconds, 0: self._plain}
         times = {k: estimate(k, known, self.sizes) for k in sorted(self.sizes)}
-        emitted = self.acceptance.expected()
-        gains = {k: self._plain * emitted[k] / times[k] for k in times}
+        emitted = [1 + share * (tokens - 1) for tokens in self.acceptance.expected()]
+        reading = costs.catch_up / costs.left  # of each token that is left
+        gains = {k: self._plain / (times[k] / emitted[k] + reading * (k > 0)) for k in times}
         best = max(gains, key=gains.__getitem__)
+        early = not self._checked and gains[best] < _CLEAR
+        if self._since_plain >= (_EARLY if early else _REFRESH):
+            self._checked = True
+            return 0
         if best and gains[best] > (_RETURN if self._off else 1):
             self._off = False
-            self._explain(best, times[best], emitted[best])
+            self._explain(best, times[best], emitted[best], costs.catch_up)
             return best
         if not self._off:
             self._off = True
             self.acceptance.doubt()
         del gains[0]
         trial = max(gains, key=gains.__getitem__)
-        self._explain(trial, times[trial], emitted[trial])
+        self._explain(trial, times[trial], emitted[trial], costs.catch_up)
         price = (costs.catch_up + times[trial]) / self._plain - 1
         return trial if price <= self._saved else 0
 
     def learn(self, k: int, rows: Sequence[RowOutcome], seconds: float) -> None:
-        """Updates acceptance, and what may be spent on trials."""
+        """Updates acceptance, pace, and what may be spent on trials."""
+        self.pace.add(rows)
         if k:
             self.acceptance.add(k, rows)
         self._since_plain = self._since_plain + 1 if k else 0
@@ -212,35 +175,14 @@ class Auto(Schedule):
         elif not k:
             self._saved = min(_SAVED, self._saved + _SHARE)
 
-    def _explain(self, k: int, seconds: float, emitted: float) -> None:
+    def _explain(self, k: int, seconds: float, emitted: float, catch_up: float) -> None:
         self.reason = (
             f"{'off, since' if self._off else 'on:'} with K = {k} a cycle takes "
             f"{seconds / self._plain:.2f} plain steps and is expected to emit "
             f"{emitted:.2f} tokens a row"
         )
-
-
-def estimate(k: int, known: Mapping[int, float], sizes: Collection[int]) -> float:
-    """Returns what a cycle of k drafts takes, in seconds, as far as that can be told.
-
-    Args:
-        k: One of `sizes`.
-        known: Seconds by K, 0 among them.
-        sizes: Every K.
-    """
-    if k in known:
-        return known[k]
-    points = sorted(x for x in known if x in sizes)
-    below = [x for x in points if x < k]
-    above = [x for x in points if x > k]
-    if above:
-        left, right = below[-1], above[0]
-    elif len(below) > 1:
-        left, right = below[-2:]
-    else:  # the smallest is tried first, as if drafts were free
-        return known[0] if k == min(x for x in sizes if x) else math.inf
-    slope = (known[right] - known[left]) / (right - left)
-    return max(known[below[-1]] + slope * (k - below[-1]), known[0])
+        if catch_up:
+            self.reason += f", after {catch_up / self._plain:.1f} plain steps of reading"
 
 
 def schedule_of(config: SpecConfig) -> Schedule:

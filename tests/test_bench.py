@@ -17,14 +17,14 @@ import tiny_checkpoints
 import toys
 
 from gaudi_spec import SpecConfig, SpeculativeEngine, leviathan, results
-from gaudi_spec.bench import card, figures, flags, report, workloads
+from gaudi_spec.bench import card, figures, flags, report, rows, workloads
 from gaudi_spec.bench.contenders import Call, Contender, LlamaCpp, Ours, Transformers
 from gaudi_spec.bench.figures import Sample
 from gaudi_spec.bench.rows import Entry, counted, row
 from gaudi_spec.bench.session import Plan, Session, interleave
 from gaudi_spec.bench.workloads import Workload
 from gaudi_spec.cli import main
-from gaudi_spec.device import get_device
+from gaudi_spec.device import get_device, hlml
 from gaudi_spec.loading import Pair
 from gaudi_spec.metrics import Report
 from gaudi_spec.sampling.options import Sampling
@@ -159,7 +159,7 @@ class Fake(Contender):
 def test_contenders_run_in_turn():
     log = []
     fakes = [Fake("A", log), Fake("B", log)]
-    rounds = interleave(fakes, [[[1]], [[2]]], Call(2), 2, lambda: None)
+    rounds = interleave(fakes, [[[1]], [[2]]], Call(2), 2, lambda contender: None)
     one = [("A", 1), ("B", 1), ("A", 2), ("B", 2)]
     assert log == one + one
     assert [[len(samples) for samples in found] for found in rounds] == [[2, 2], [2, 2]]
@@ -298,7 +298,7 @@ def test_workloads(tmp_path, pair):
     assert work.take(4).rows == [[1], [2], [3], [1]]
     two = [Workload("a", [[1], [2]]), Workload("b", [[3]])]
     assert workloads.mixed(two) == Workload("a+b", [[1], [3], [2]])
-    assert set(workloads.KINDS) <= workloads.kinds().keys()
+    assert set(flags.KINDS) <= workloads.kinds().keys()
     assert all(len(texts) >= 3 for texts in workloads.kinds().values())
     random = workloads.random_tokens(9, 2, 50, 0)
     assert [len(row) for row in random.rows] == [9, 9] and max(max(random.rows)) < 50
@@ -539,6 +539,72 @@ def test_files_are_written_all_or_none(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         report.write({"environment": results.environment(get_device("cpu"))}, str(tmp_path / "new"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ends_early_keeps_its_rows(bench, tmp_path, monkeypatch):
+    run = Ours.run
+
+    def fail(self, prompts, call):
+        if len(prompts) == 2:
+            raise KeyboardInterrupt
+        return run(self, prompts, call)
+
+    monkeypatch.setattr(Ours, "run", fail)
+    sweep = ("--batch_size", "1,2", "--num_assistant_tokens", 1, "--baselines", "none")
+    code, out, err = bench("sweep", *sweep, "--output_dir", tmp_path / "new")
+    assert code == 130 and "its 2 rows are above, and in" in err
+    found = last(out)
+    assert [row["batch_size"] for row in found["rows"]] == [1, 1]
+    assert "Not complete" in found["notes"][-1] and found["notes"][-1] in out.split("\n{")[0]
+    (file,) = tmp_path.iterdir()
+    assert file.name == "new.partial.json"
+    assert json.loads(file.read_text())["rows"] == found["rows"]
+    assert main(["plot", str(file), "-o", str(tmp_path / "drawn")]) == 0
+    monkeypatch.setattr(Ours, "run", run)
+    assert bench("sweep", *sweep, "--output_dir", tmp_path / "new")[0] == 0 and not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        (None, {}),
+        ({"count": 2}, {}),  # which of them is ours is not known
+        (
+            {"rates": 40, "power": 250_000, "used": 5_000_000_000},
+            {"card_utilisation": 0.4, "card_power_watts": 250.0, "card_memory_gb": 5.0},
+        ),
+        ({"rates": types.SimpleNamespace(aip=40, memory=10)}, {"card_utilisation": 0.4}),
+        ({"init": RuntimeError("no driver"), "rates": 40}, {}),
+    ],
+    ids=["not installed", "two cards", "older release", "newer release", "no driver"],
+)
+def test_the_card_is_asked_through_pyhlml(monkeypatch, library, said):
+    """A stand-in with the functions of that library, of which a card may not serve all."""
+
+    def serve(name):
+        def function(*_):
+            value = (library or {})[name]
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return function
+
+    module = None
+    if library is not None:
+        library = {"init": None, "count": 1, "card": object(), **library}
+        library["memory"] = types.SimpleNamespace(**library) if "used" in library else KeyError()
+        names = {"Init": "init", "DeviceGetCount": "count", "DeviceGetHandleByIndex": "card"}
+        names |= {"DeviceGetUtilizationRates": "rates", "DeviceGetPowerUsage": "power"}
+        names |= {"DeviceGetMemoryInfo": "memory"}
+        module = types.SimpleNamespace(**{f"hlml{n}": serve(key) for n, key in names.items()})
+    monkeypatch.setitem(sys.modules, "pyhlml", module)
+    assert hlml.Counters().read() == said
+
+
+def test_counters_of_the_card_are_medians_of_the_calls_that_have_them():
+    said = rows.said([{"a": 1.0}, {"a": 3.0, "b": 2.0}, {}, {"a": 2.0}])
+    assert said == {"a": 2.0, "b": 2.0} and rows.said([{}, {}]) == {}
 
 
 # --- plots

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import gaudi_spec
-from gaudi_spec import audit, chat, flags, results
+from gaudi_spec import audit, chat, config, device, flags, results
 from gaudi_spec.cli import main
 from gaudi_spec.distill import command as distill
 
@@ -741,3 +741,18 @@ def test_wrong_usage_ends_with_2(capsys, argv, word):
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert word in out + err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [["generate"], ["bench", "sweep"], ["plan"]], ids=" ".join)
+def test_help_does_not_wait_for_torch(words):
+    code = (
+        "import sys; from gaudi_spec.cli import main; code = main(sys.argv[1:] + ['--help']);"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
+
+
+def test_the_names_of_devices_are_those_of_the_devices():
+    """They are written twice, so that flags do not import torch."""
+    assert tuple(device.DEVICES) == config.DEVICES

@@ -1,11 +1,14 @@
 """Every file of perf_configs: valid, true to the planner, and refused where it cannot run."""
 
+import datetime
+import runpy
 import shlex
 from pathlib import Path
 
 import pytest
 
 from gaudi_spec import cli, flags, run_generation
+from gaudi_spec.device import DEVICES
 from gaudi_spec.errors import ConfigError
 from gaudi_spec.perf_config import BLOCKS, PerfConfig, parse
 from gaudi_spec.plan import command
@@ -13,6 +16,13 @@ from gaudi_spec.plan import command
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("perf_configs/*.yaml"))
 PLANNED = [path for path in FILES if "plan:" in path.read_text(encoding="utf-8")]
+MEASURED = (
+    "tokens_per_second",
+    "plain_tokens_per_second",
+    "speedup",
+    "acceptance_rate",
+    "first_token_ms",
+)
 DEFAULTS = vars(flags.parser().parse_args(["--model_name_or_path="]))
 
 
@@ -69,9 +79,45 @@ def test_projections_are_what_the_planner_says(path):
     values = command.plan(args, file)
     assert values["label"] == "projected" and values["memory"]["fits"]
     assert file.projected == command.block(values, file)
-    assert file.with_projected(file.projected) == path.read_text(encoding="utf-8")
+    assert file.with_block("projected", file.projected) == path.read_text(encoding="utf-8")
     assert file.settings.num_assistant_tokens == values["best_k"]["0.7"]
     assert file.measured == {}  # nobody has run one on a card
+
+
+def test_the_file_of_this_machine_says_what_was_measured_where_and_when():
+    (path,) = set(FILES) - set(PLANNED)
+    file = PerfConfig.read(path)
+    assert file.projected == {}
+    if not file.measured:
+        pytest.skip("not measured yet: python docs/make_benchmarks.py --measure perf_config")
+    assert file.measured["command"].endswith(f"--config perf_configs/{path.name}")
+    assert file.measured["machine"] and datetime.date.fromisoformat(file.measured["date"])
+    assert min(file.measured[key] for key in MEASURED) > 0
+
+
+def test_what_was_measured_is_written_into_the_file(tmp_path):
+    """From the results of a run; the rest of the file stays as it is."""
+    (path,) = set(FILES) - set(PLANNED)
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text(encoding="utf-8").partition("measured:")[0])
+    maker = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
+    place = {"hardware": "x86_64, 2 cores", "device": "cpu", "threads": 2}
+    versions = {"gaudi_spec": "0.1", "torch": "2.13", "transformers": "4.55", "python": "3.11"}
+    results = {
+        "throughput": 30.04,
+        "baseline_throughput": 25.0,
+        "speedup": 1.2016,
+        "acceptance_rate": 0.33333,
+        "avg_first_token_latency": 0.0321,
+        "environment": {**place, **versions},
+    }
+    file = PerfConfig.read(copy)
+    copy.write_text(file.with_block("measured", maker["measured"](results, file)))
+    again = PerfConfig.read(copy)
+    assert again.measured["machine"] == "x86_64, 2 cores (cpu)"
+    assert datetime.date.fromisoformat(again.measured["date"])
+    assert [again.measured[key] for key in MEASURED] == [30.0, 25.0, 1.2, 0.333, 32.1]
+    assert (again.settings, again.flags) == (file.settings, file.flags)
 
 
 def test_update_rewrites_only_the_projection(tmp_path, capsys):
@@ -145,6 +191,19 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypa
     assert cli.main(["generate", *argv]) == 2
     err = capsys.readouterr().err
     assert "Traceback" not in err and all(word in err for word in words)
+
+
+def test_the_environment_is_checked_where_a_card_is_found(tmp_path, monkeypatch):
+    """Also with `--device auto`, and not where there is none."""
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    path = write(tmp_path, "environment: {PT_HPU_LAZY_MODE: '1'}\nflags: {device: auto}")
+    argv = ["--config", str(path), "--model_name_or_path", "x"]
+    assert parse(flags.parser(), argv).device == "auto"
+    monkeypatch.setattr(DEVICES["hpu"], "missing", classmethod(lambda cls: None))
+    with pytest.raises(ConfigError, match="PT_HPU_LAZY_MODE=1"):
+        parse(flags.parser(), argv)
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    assert parse(flags.parser(), argv).device == "auto"
 
 
 def test_a_plan_block_is_checked_like_flags(tmp_path, capsys):

@@ -13,7 +13,8 @@ from gaudi_spec import SpecConfig, SpeculativeEngine
 from gaudi_spec.buckets import drafts
 from gaudi_spec.cycle import RowOutcome
 from gaudi_spec.errors import ConfigError
-from gaudi_spec.schedule import Auto, Constant, Costs, Heuristic, Schedule, estimate, schedule_of
+from gaudi_spec.estimates import Pace, estimate
+from gaudi_spec.schedule import Auto, Constant, Costs, Heuristic, Schedule, schedule_of
 from gaudi_spec.timing import StepTimes
 
 MOST = 8
@@ -30,40 +31,79 @@ CHEAP, CARD, CPU, LARGE = line(0.1, 0), line(0.24, 0.01), line(0.11, 0.13), line
 
 
 class Run:
-    """One row under a schedule, in simulated time.
+    """A batch under a schedule, in simulated time.
 
     Args:
         schedule: Chooses K.
         times: Plain steps by K.
-        cold: Times become known as they are used, from the second use on.
+        cold: Times become known as they are measured, which a first use is not.
         lag: Plain steps for each token that the draft reads when it has to catch up.
         foreseen: Share of that lag that is told beforehand.
+        prompt: Tokens that the draft has to read at first in each call.
+        slow: What a measurement is multiplied by, given the cycle and K.
     """
 
-    def __init__(self, schedule, times, cold=False, lag=0.0, foreseen=1.0, seed=0):
+    def __init__(
+        self,
+        schedule,
+        times,
+        cold=False,
+        lag=0.0,
+        foreseen=1.0,
+        seed=0,
+        prompt=0,
+        slow=lambda cycle, k: 1.0,
+    ):
         self.schedule, self.times, self.lag, self.foreseen = schedule, times, lag, foreseen
-        self.known, self.used = {} if cold else dict(times), set()
-        self.draw, self.time, self.tokens, self.behind = random.Random(seed), 0.0, 0, 0
+        self.known, self.used, self.slow = StepTimes(), set(), slow
+        for k, seconds in {} if cold else times.items():
+            for _ in range(3):
+                self.known.add(k, seconds, 256, "greedy")
+        self.draw, self.prompt, self.behind = random.Random(seed), prompt, 0
         self.chosen: list[int] = []
 
-    def go(self, tokens, acceptance, found=1.0):
-        """Decodes so many tokens with a draft that is right so often, if it finds anything."""
+    def go(self, tokens, *acceptances, found=1.0):
+        """Decodes so many tokens a row with a draft that is right so often in it, if it finds any.
+
+        Returns the plain steps that plain decoding takes, by those that this took.
+        """
         self.schedule.begin()
-        start = (self.tokens, self.time)
-        while self.tokens < start[0] + tokens:
-            costs = Costs(self.known, self.foreseen * self.lag * self.behind)
+        left, time = [tokens for _ in acceptances], 0.0
+        self.behind = self.prompt or self.behind
+        while any(left):
+            known = self.known.at(256, "greedy")
+            costs = Costs(known, self.foreseen * self.lag * self.behind, max(left))
             k = self.schedule.choose(len(self.chosen), costs)
-            proposed = k if found == 1 or self.draw.random() < found else 0
-            n = next((i for i in range(proposed) if self.draw.random() >= acceptance), proposed)
-            seconds = self.times[k] + (self.lag * self.behind if k else 0)
-            self.behind = 0 if k else self.behind + 1
+            rows = []
+            for row, acceptance in enumerate(acceptances):
+                if left[row]:
+                    rows.append(self._row(k, left[row], acceptance, found))
+                    left[row] -= rows[-1].n_emitted
+            seconds = self.times[k] * self.slow(len(self.chosen), k)
             if k in self.used:
-                self.known[k] = self.times[k]
+                self.known.add(k, seconds, 256, "greedy")
             self.used.add(k)
-            self.schedule.learn(k, [RowOutcome(n + 1, n, proposed, 0, 0, [])], seconds)
-            self.time, self.tokens = self.time + seconds, self.tokens + n + 1
+            late = self.lag * self.behind if k else 0.0
+            self.schedule.learn(k, rows, seconds + late)
+            self.behind = 0 if k else self.behind + 1
+            time += self.times[k] + late
             self.chosen.append(k)
-        return (self.tokens - start[0]) / (self.time - start[1])
+        return tokens / time
+
+    def _row(self, k, left, acceptance, found):
+        proposed = min(k, left - 1) if found == 1 or self.draw.random() < found else 0
+        n = next((i for i in range(proposed) if self.draw.random() >= acceptance), proposed)
+        return RowOutcome(n + 1, n, proposed, int(n + 1 == left), 0, [])
+
+
+def mean_of(count, run):
+    """Returns the harmonic mean of the gains of `count` seeds, which is that of their times."""
+    return count / sum(1 / run(seed) for seed in range(count))
+
+
+def constant(k, times, tokens, *acceptances, count=10):
+    """Returns what a constant K gains, as a mean over seeds."""
+    return mean_of(count, lambda s: Run(Constant(k), times, seed=s).go(tokens, *acceptances))
 
 
 def fastest(times, acceptance):
@@ -126,8 +166,8 @@ def test_a_look_up_that_seldom_finds_something_is_judged_by_what_it_finds(found,
         (1 + found * sum(acceptance**i for i in range(1, k + 1))) / times[k]
         for k in [0, *drafts(MOST)]
     )
-    gain = Run(Auto(MOST), times).go(2000, acceptance, found)
-    assert gain >= 0.93 * best and gain >= 0.96
+    gains = [Run(Auto(MOST), times, seed=s).go(2000, acceptance, found=found) for s in range(10)]
+    assert 10 / sum(1 / gain for gain in gains) >= 0.9 * best and min(gains) >= 0.96
 
 
 @pytest.mark.parametrize("foreseen", [1.0, 0.5, 0.0])
@@ -154,6 +194,95 @@ def test_the_plain_step_is_measured_again_while_drafting():
     assert 5 < run.chosen.count(0) < len(run.chosen) / 50
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("times", [CHEAP, CARD, CPU, LARGE], ids=["cheap", "card", "cpu", "large"])
+@pytest.mark.parametrize("disturbed", ["the first plain step", "two", "the first draft", "some"])
+def test_a_disturbed_measurement_does_no_lasting_harm(times, acceptance, disturbed):
+    """Whatever is measured five times too long: as good as undisturbed, within 5 %."""
+
+    def run(seed):
+        noise = random.Random(seed)
+        slow = {
+            "the first plain step": lambda cycle, k: 5.0 if cycle == 1 else 1.0,
+            "two": lambda cycle, k: 5.0 if cycle in (1, 2) else 1.0,
+            "the first draft": lambda cycle, k: 5.0 if cycle == 4 else 1.0,
+            "some": lambda cycle, k: 5.0 if noise.random() < 0.1 else 1.0,
+        }[disturbed]
+        return Run(Auto(MOST), times, cold=True, slow=slow, seed=seed).go(512, acceptance)
+
+    calm = mean_of(8, lambda s: Run(Auto(MOST), times, cold=True, seed=s).go(512, acceptance))
+    assert mean_of(8, run) >= 0.95 * calm
+
+
+# Batches ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [CARD, CPU, line(0, 0.22)], ids=["card", "cpu", "look-up"])
+def test_a_draft_that_is_bad_for_one_row_of_two_does_not_slow_the_batch(times):
+    """On average it is right often enough to pay; but the batch ends with the other row."""
+    assert 1.28 / times[1] > 1
+    assert max(constant(k, times, 64, 0.15, 0.41) for k in (1, 2)) < 0.96
+
+    def calls(seed):
+        run = Run(Auto(MOST), times, seed=seed)
+        return 3 / sum(1 / run.go(64, 0.15, 0.41) for _ in range(3))
+
+    assert mean_of(20, calls) >= 0.97
+
+
+@pytest.mark.parametrize("acceptances", [[0.7] * 8, [0.3, 0.5, 0.7, 0.8], [0.9, 0.9]], ids=str)
+@pytest.mark.parametrize("times", [CHEAP, CARD, CPU], ids=["cheap", "card", "cpu"])
+def test_a_batch_comes_near_the_best_k(times, acceptances):
+    best = max(constant(k, times, 256, *acceptances) for k in [0, *drafts(MOST)])
+    gain = mean_of(10, lambda s: Run(Auto(MOST), times, seed=s).go(256, *acceptances))
+    assert gain >= 0.95 * best
+
+
+def test_the_pace_is_that_of_the_slowest_row():
+    """By hand: two rows of which one gains a token each cycle, and the other none."""
+    pace, left = Pace(), 64
+    assert pace.share(left) == 1
+    for _ in range(20):
+        left -= 1
+        pace.add([outcome(1, 1), outcome(1, 0)])
+        share = pace.share(left)
+    assert share == pytest.approx(8 / (8 + sum(0.5 * (31 / 32) ** i for i in range(20))))
+    pace.begin()
+    pace.share(64)
+    for _ in range(3):  # three cycles between two choices
+        pace.add([outcome(1, 1), outcome(1, 1)])
+    assert share < pace.share(58) < 1
+
+
+def test_a_row_alone_is_the_slowest_and_the_mean():
+    pace, left, draw = Pace(), 500, random.Random(0)
+    pace.share(left)
+    for _ in range(50):
+        n = draw.randrange(4)
+        pace.add([outcome(4, n)])
+        left -= n + 1
+        assert pace.share(left) == 1
+
+
+def test_a_slowest_row_that_ends_early_is_no_gain():
+    pace = Pace()
+    pace.share(64)
+    pace.add([outcome(1, 1), outcome(1, 0)])
+    assert pace.share(10) == 1
+
+
+# The draft's own prompt -------------------------------------------------------------------------
+
+
+def test_a_long_prompt_that_the_draft_would_read_for_few_tokens_is_left_to_the_target():
+    """The second time, when it is known how long that takes; for many tokens it pays."""
+    times = CARD
+    run = Run(Auto(MOST), times, lag=0.02, prompt=1000)
+    run.go(256, 0.8)
+    assert run.go(16, 0.8) == 1 and ", after 20." in run.schedule.reason
+    assert run.go(512, 0.8) > 1.4
+
+
 def test_missing_times_are_read_off_a_line():
     sizes = [0, 1, 2, 4, 8]
     assert estimate(1, {0: 2.0}, sizes) == 2.0 and estimate(2, {0: 2.0}, sizes) == float("inf")
@@ -162,10 +291,13 @@ def test_missing_times_are_read_off_a_line():
     assert estimate(8, {0: 2.0, 4: 1.9}, sizes) == 2.0  # no cycle is faster than a plain one
 
 
-def test_times_are_medians_of_this_window_or_the_nearest():
+def test_times_are_lower_quartiles_of_this_window_or_the_nearest():
     times = StepTimes()
-    for seconds in (3.0, 1.0, 9.0, 1.0, 2.0):
+    for seconds in (3.0, 1.0, 9.0, 2.0, 2.0):
         times.add(2, seconds, 256, "greedy")
+    times.add(0, 7.0, 512, "greedy")
+    times.add(2, 4.0, 1024, "greedy")
+    assert times.at(1024, "greedy") == {2: 2.0}  # what was measured once may be anything
     times.add(0, 1.0, 512, "greedy")
     times.add(2, 4.0, 1024, "greedy")
     assert times.at(256, "greedy") == times.at(300, "greedy") == {0: 1.0, 2: 2.0}
@@ -295,7 +427,10 @@ def test_auto_measures_in_the_engine_and_keeps_what_it_learned():
     """Real times, which nothing is asserted about but that there are some."""
     engine = SpeculativeEngine(toys.target(), toys.drafts()["self"], SpecConfig())
     engine.generate(toys.PROMPTS, toys.NEW)
-    assert engine.report.k_trace[0] == [0, 2]  # the plain step first, and not by its first use
+    assert engine.report.k_trace[0] == [
+        0,
+        3,
+    ]  # the plain step first: not by its first use, and twice
     assert set(engine.report.step_seconds) <= {0, 1, 2, 5}
     assert min(engine.report.step_seconds.values()) > 0
     engine.generate(toys.PROMPTS, 3)

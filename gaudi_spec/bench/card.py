@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from ..clock import READ_BYTES, copying, reading
 from ..device import Device
 from ..loading import Pair
 from ..models.support import vocabulary
-
-READ_BYTES = 1 << 28  # more than any cache of the processor holds
+from ..plan.sizes import geometry, weights
 
 
 @dataclass(frozen=True)
@@ -33,20 +29,12 @@ class Size:
 
     @classmethod
     def of(cls, model: Any) -> Size:
-        """Reads a model."""
-        tensors = [*model.parameters(), *model.buffers()]
-        table, head = model.get_input_embeddings(), model.get_output_embeddings()
-        unread = 0
-        if head is not None and table.weight is not head.weight:
-            unread = table.weight.nbytes
-        config = model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        kv = 2 * config.num_hidden_layers * heads * width * next(model.parameters()).element_size()
-        count = sum(p.numel() for p in model.parameters())
-        return cls(count, sum(t.nbytes for t in tensors) - unread, kv)
+        """Reads a loaded model."""
+        counted, (heads, width) = weights(model), geometry(model.config)
+        kv = 2 * model.config.num_hidden_layers * heads * width * model.dtype.itemsize
+        held = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+        unread = counted["table"] * model.get_input_embeddings().weight.element_size()
+        return cls(counted["parameters"], held - unread, kv)
 
     def step(self, rows: int, context: float) -> float:
         """Returns bytes that a forward over `rows` of `context` tokens must read."""
@@ -112,20 +100,6 @@ def describe(pair: Pair) -> dict[str, Any]:
     }
 
 
-def bandwidth(device: Device, size: int = READ_BYTES, repetitions: int = 5) -> float:
+def bandwidth(device: Device, size: int = READ_BYTES, count: int = 5) -> float:
     """Returns bytes per second of the faster of a big copy and a big matrix times a vector."""
-    matrix = torch.ones(size // 4096, 1024, device=device.torch_device)
-    copy, vector = torch.empty_like(matrix), torch.ones(1024, device=device.torch_device)
-
-    def best(work: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(repetitions + 1):  # the first one touches the pages
-            begin = time.perf_counter()
-            work()
-            device.border()
-            device.synchronize()
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    moved = matrix.nbytes
-    return max(2 * moved / best(lambda: copy.copy_(matrix)), moved / best(lambda: matrix @ vector))
+    return max(copying(device, size, count), reading(device, size=size, count=count))

@@ -55,22 +55,44 @@ def main(argv: list[str]) -> int:
         "card": {**card.to_dict(), **describe(pair)},
         "notes": _notes(plan),
         "rows": [],
+        "memory_gb": {},
     }
     if not args.quiet:
         print(f"{report.heading(result)}\n{report.card(result)}", file=sys.stderr, flush=True)
     bar = functools.partial(results.progress, args.quiet)
-    for row in Session(pair, device, plan, card, bar, args.quiet).run():
-        result["rows"].append(steps.with_sums(row) if args.what == "steps" else row)
-    result["memory_gb"] = device.memory()
-    if args.what == "steps" and not args.no_start_times:
-        result["start"] = steps.starts(_model_flags(args), next(filter(None, plan.sizes), 1))
+    try:
+        for row in Session(pair, device, plan, card, bar, args.quiet).run():
+            result["rows"].append(steps.with_sums(row) if args.what == "steps" else row)
+            if args.output_dir:
+                results.write_json(report.partial(args.output_dir), result)
+        result["memory_gb"] = device.memory()
+        if args.what == "steps" and not args.no_start_times:
+            result["start"] = steps.starts(_model_flags(args), next(filter(None, plan.sizes), 1))
+    except BaseException:  # what took minutes to measure must not be lost for what came later
+        _rescue(args, result)
+        raise
     if args.output_dir:
         report.write(result, args.output_dir)
+    _print(args, result)
+    return 0
+
+
+def _print(args: argparse.Namespace, result: dict[str, Any]) -> None:
     text = report.text(result, args.output)
     if text:
         print(text)
-    print(json.dumps(result))
-    return 0
+    print(json.dumps(result), flush=True)
+
+
+def _rescue(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Hands over the rows of a run that does not come to its end, and says that it did not."""
+    count = len(result["rows"])
+    if not count:
+        return
+    result["notes"].append(f"Not complete: the run ended early, after {count} rows.")
+    _print(args, result)
+    where = f", and in {report.partial(args.output_dir)}" if args.output_dir else ""
+    print(f"The run ended early: its {count} rows are above{where}.", file=sys.stderr)
 
 
 def _model_flags(args: argparse.Namespace) -> list[str]:
@@ -147,7 +169,7 @@ def _workloads(args: argparse.Namespace, pair: Pair, batch: int) -> list[Workloa
     if args.prompts:
         found = workloads.from_file(args.prompts, pair.tokenizer)
     else:
-        kinds = args.kinds.split(",") if args.kinds else workloads.KINDS
+        kinds = args.kinds.split(",") if args.kinds else flags.KINDS
         found = workloads.by_kind(pair.tokenizer, kinds)
     if not args.by_kind:
         found = [workloads.mixed(found)]

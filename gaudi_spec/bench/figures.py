@@ -121,6 +121,7 @@ def merged(reports: Iterable[Report]) -> Report:
             pairs = itertools.zip_longest(getattr(total, name), getattr(report, name), fillvalue=0)
             setattr(total, name, [a + b for a, b in pairs])
         total.emitted += report.emitted
+        total.k_trace += report.k_trace
         total.drafter, total.graphs = report.drafter, report.graphs
     return total
 

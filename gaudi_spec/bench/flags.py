@@ -11,14 +11,12 @@ from typing import Any
 
 import yaml
 
-from ..config import SpecConfig
-from ..device import DEVICES
+from ..config import DEVICES, SpecConfig
 from ..errors import ConfigError
 from ..helptext import HelpFormatter
-from ..perf_config import PerfConfig
-from . import workloads
-from .session import BASELINES
 
+BASELINES = ("transformers", "assisted", "llama.cpp")
+KINDS = ("chat", "code", "summarise", "translate", "story")  # the default ones
 STEPS_SIZES = "1,2,4,8"
 MOST = 1000  # numbers of a list
 AUTO = "auto"  # in a list of K: what the settings choose
@@ -59,7 +57,7 @@ def _models(group: Any) -> None:
 
 
 def _work(group: Any, name: str) -> None:
-    kinds = ",".join(workloads.KINDS)
+    kinds = ",".join(KINDS)
     group.add_argument("--kinds", help=f"built-in prompts, such as the default: {kinds}")
     group.add_argument("--by_kind", action="store_true", help="measure each kind by itself")
     group.add_argument("--prompts", metavar="FILE", help='JSON lines: {"prompt": TEXT, "kind": K}')
@@ -169,6 +167,8 @@ def settings(args: argparse.Namespace) -> list[tuple[dict[str, Any], SpecConfig]
     Raises:
         ConfigError: A field is unknown, or a value out of its range.
     """
+    from ..perf_config import PerfConfig  # not for --help: it imports torch
+
     base = PerfConfig.read(args.config).settings if args.config else SpecConfig()
     axes: dict[str, list[Any]] = {}
     for name in ("drafter", "verifier"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import torch
 
 from .. import cycle
+from ..clock import timed
 from ..engine import SpeculativeEngine
 from .contenders import Call
 
@@ -39,11 +39,4 @@ def accept_ms(engine: SpeculativeEngine, k: int, call: Call, repetitions: int = 
         return cycle.commit(state, verdict, block.n_proposed, sound)
 
     run = engine.device.capture(work) if runtime.captures else work
-    times = []
-    for _ in range(repetitions + 1):
-        begin = time.perf_counter()
-        run()
-        engine.device.border()
-        engine.device.synchronize()
-        times.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(times[1:])
+    return 1000 * statistics.median(timed(engine.device, run, repetitions))

@@ -40,6 +40,8 @@ CYCLE = {
     "host ms": "host_ms",
     "cycle ms": "cycle_ms",
     "bandwidth used": "bandwidth_utilisation",
+    "card used": "card_utilisation",
+    "card W": "card_power_watts",
     "expected speed-up": "expected_speedup",
     "efficiency": "speculation_efficiency",
     "break-even acceptance": "break_even_acceptance",
@@ -77,12 +79,18 @@ NOTES = (
 )
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Returns the tables of a run under a line that names machine, date and command."""
+def markdown(result: dict[str, Any], short: bool = False) -> str:
+    """Returns the tables of a run under a line that names machine, date and command.
+
+    Args:
+        result: The run.
+        short: Only how fast it was.
+    """
     if result["what"] == "steps":
         groups = [("Steps", STEPS), ("Counts", COUNTS)]
     else:
         groups = [("Speed", SPEED), ("Latency", LATENCY), ("Cycle", CYCLE), ("Counts", COUNTS)]
+    groups = groups[:1] if short else groups
     lines = [heading(result), "", card(result), ""]
     for title, columns in groups:
         lines += [f"**{title}**", "", *table(result["rows"], columns), ""]
@@ -91,11 +99,26 @@ def markdown(result: dict[str, Any]) -> str:
             f"Start of a new process, {name}: {number(values['build_seconds'])} s building graphs, "
             f"{number(values['process_seconds'])} s in all."
         )
+    lines += reasons(result["rows"])
     if "max_allocated" in result["memory_gb"]:
         peak = number(result["memory_gb"]["max_allocated"])
         lines.append(f"Peak memory of the whole run, every contender loaded: {peak} GB.")
     lines += [*result["notes"], NOTES]
     return "\n".join(lines)
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """Returns what each row whose K was chosen says about it."""
+    return [
+        f"{row['contender']}, {row['workload']}: {cycles_by_k(row)}; {row['schedule_reason']}."
+        for row in rows
+        if row.get("schedule_reason")
+    ]
+
+
+def cycles_by_k(row: Row) -> str:
+    """Returns how many cycles had which K."""
+    return ", ".join(f"K = {k} in {n}" for k, n in row["cycles_by_k"].items())
 
 
 def heading(result: dict[str, Any]) -> str:
@@ -206,6 +229,12 @@ def check_new(directory: str) -> None:
         raise ConfigError(f"Cannot write beside {directory}: {error.strerror}.") from error
 
 
+def partial(directory: str) -> Path:
+    """Returns the file beside `directory` that holds the rows there are while a run goes on."""
+    path = Path(directory).absolute()
+    return path.with_name(f"{path.name}.partial.json")
+
+
 def write(result: dict[str, Any], directory: str) -> None:
     """Writes all files into a directory beside `directory` and renames it: all or nothing."""
     path = Path(directory).absolute()
@@ -218,6 +247,7 @@ def write(result: dict[str, Any], directory: str) -> None:
         report = "\n\n".join([markdown(result), *drawn]) + "\n"
         made.joinpath("report.md").write_text(report, encoding="utf-8")
         os.replace(made, path)
+    partial(directory).unlink(missing_ok=True)
 
 
 def _draw(result: dict[str, Any], directory: Path) -> list[str]:

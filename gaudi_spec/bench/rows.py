@@ -28,6 +28,7 @@ class Entry:
         parts: The entry whose phases are draft and verification.
         hidden: It has no row of its own.
         rounds: Samples of each repetition.
+        counters: What the card said after each call.
         warmup: Seconds of building and of untimed runs.
         accept_ms: Of acceptance alone, once it is known: it is the same for every text.
     """
@@ -38,6 +39,7 @@ class Entry:
     parts: Entry | None = None
     hidden: bool = False
     rounds: Sequence[Round] = ()
+    counters: Sequence[dict[str, float]] = ()
     warmup: float = 0.0
     accept_ms: float | None = None
 
@@ -70,6 +72,7 @@ def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
         context = prompt + figures.mean_length(every) / 2
         used = card.utilisation(rows, context, entry.contender.k, step / 1000)
         values["bandwidth_utilisation"] = used
+    values |= said(entry.counters)
     values["warmup_seconds"] = entry.warmup
     if isinstance(entry.contender, Ours):
         values |= counted(entry, entry.contender)
@@ -101,11 +104,22 @@ def against(entry: Entry, plain: Entry, call: Call) -> dict[str, Any]:
     return values
 
 
+def said(counters: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the median of each counter of the card over those calls for which it was there."""
+    names = dict.fromkeys(name for values in counters for name in values)
+    return {n: statistics.median(values[n] for values in counters if n in values) for n in names}
+
+
 def counted(entry: Entry, contender: Ours) -> dict[str, Any]:
     """Returns what the engine counted in the last repetition."""
     report = figures.merged(sample.report for sample in entry.rounds[-1] if sample.report)
     facts, recipes = report.graphs, contender.engine.device.recipes()
-    return {
+    chosen: dict[str, Any] = {}
+    if contender.k is None:
+        last = entry.rounds[-1][-1].report
+        assert last is not None
+        chosen = {"schedule_reason": last.schedule_reason, "cycles_by_k": report.cycles_by_k}
+    return chosen | {
         "proposed": report.proposed,
         "accepted": report.accepted,
         "acceptance_rate": report.acceptance_rate,

@@ -16,10 +16,9 @@ from ..loading import Pair
 from .card import Card
 from .contenders import Call, Contender, LlamaCpp, Ours, Transformers
 from .figures import Sample
+from .flags import BASELINES
 from .rows import Entry, row
 from .workloads import Workload
-
-BASELINES = ("transformers", "assisted", "llama.cpp")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def interleave(
     batches: Sequence[list[list[int]]],
     call: Call,
     repetitions: int,
-    tick: Callable[[], object],
+    done: Callable[[Contender], object],
 ) -> list[list[list[Sample]]]:
     """Runs A B A B ...: every contender in turn on each batch, so that all see the same noise.
 
@@ -80,7 +79,7 @@ def interleave(
         for prompts in batches:
             for contender, found in zip(contenders, rounds):
                 found[repetition] += contender.run(prompts, call)
-                tick()
+                done(contender)
     return rounds
 
 
@@ -152,14 +151,21 @@ class Session:
         total = len(entries) * (plan.warmup + plan.repetitions * len(batches))
         name = f"{workload.name}, B={batch}"
         with self._progress(desc=name, total=total, unit="run") as bar:
+            said: dict[int, list[dict[str, float]]] = {}
+
+            def done(contender: Contender) -> None:
+                said.setdefault(id(contender), []).append(self.device.counters())
+                bar.update()
+
             for entry in entries:
                 begin = time.perf_counter()
                 entry.contender.build(batch, plan.longest(batch), call, self._quiet)
-                interleave([entry.contender], batches[:1], call, plan.warmup, bar.update)
+                interleave([entry.contender], batches[:1], call, plan.warmup, done)
                 entry.warmup = time.perf_counter() - begin
-            rounds = interleave(everyone, batches, call, plan.repetitions, bar.update)
+            said.clear()
+            rounds = interleave(everyone, batches, call, plan.repetitions, done)
         for entry, found in zip(entries, rounds):
-            entry.rounds = found
+            entry.rounds, entry.counters = found, said[id(entry.contender)]
 
     def _rows(
         self, entries: list[Entry], workload: Workload, batch: int, call: Call

@@ -13,8 +13,6 @@ import torch
 from ..distill import prompts
 from ..errors import ConfigError, InputError
 
-KINDS = ("chat", "code", "summarise", "translate", "story")  # the default ones
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -31,8 +31,7 @@ def get_device(name: str | torch.device | Device = "auto") -> Device:
     if isinstance(name, Device):
         return name
     kind = name.type if isinstance(name, torch.device) else name
-    if kind == "auto":
-        kind = next(key for key, device in DEVICES.items() if device.missing() is None)
+    kind = found(kind)
     if kind not in DEVICES:
         raise ConfigError(f"Unknown device {kind!r}: choose auto, {', '.join(DEVICES)}.")
     reason = DEVICES[kind].missing()
@@ -41,9 +40,16 @@ def get_device(name: str | torch.device | Device = "auto") -> Device:
     return DEVICES[kind]()
 
 
+def found(name: str) -> str:
+    """Returns what `name` stands for: for "auto" the first available of hpu, cuda, cpu."""
+    if name != "auto":
+        return name
+    return next(key for key, device in DEVICES.items() if device.missing() is None)
+
+
 def emulating() -> bool:
     """Returns whether the emulator is in place in this process, see `EmulatedHpuDevice`."""
     return standin.is_installed()
 
 
-__all__ = ["Device", "emulating", "get_device", "keep_compiled"]
+__all__ = ["Device", "emulating", "found", "get_device", "keep_compiled"]

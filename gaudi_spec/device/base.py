@@ -89,6 +89,10 @@ class Device:
         """Returns `allocated`, `max_allocated` and `total` in GB (10^9 bytes), or nothing."""
         return {}
 
+    def counters(self) -> dict[str, float]:
+        """Returns what the card says of the last second: utilisation, power in W, memory in GB."""
+        return {}
+
     def describe(self) -> str:
         """Returns one line that names the hardware."""
         return self.name

@@ -22,6 +22,7 @@ import torch
 from ..errors import CaptureError
 from .base import Device, Work
 from .compiled import compiled
+from .hlml import Counters
 
 _OPTIONS = {"keep_input_mutations": True, "force_static_compile": True}
 
@@ -43,6 +44,7 @@ class HpuDevice(Device):
         self._core = _habana("torch.core")
         self._hpu = _habana("torch.hpu")
         self._metrics = _habana("torch.hpu.metrics")
+        self._counters = Counters()
         lazy = self.bridge_lazy()
         self.lazy = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1" if lazy is None else lazy
 
@@ -124,6 +126,10 @@ class HpuDevice(Device):
         stats = self._hpu.memory_stats()
         names = {"allocated": "InUse", "max_allocated": "MaxInUse", "total": "Limit"}
         return {ours: stats[theirs] / 1e9 for ours, theirs in names.items()}
+
+    def counters(self) -> dict[str, float]:
+        """Returns what Intel's management library says, where `pyhlml` is installed."""
+        return self._counters.read()
 
     def describe(self) -> str:
         """Returns the card's name and the mode."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..clock import reading, timed
 from ..device import Device
 from ..models.equip import equip
 from ..models.hf import HFCausalLM
 from ..models.shadow import shadow
 from .hardware import Hardware
 
-_MEGABYTES = 256  # more than any cache of a processor holds
 _LAYERS, _WIDE, _REPEATS = 8, 5, 7
 
 
@@ -29,7 +27,7 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
         dtype: Of weights and cache.
     """
     place = device.torch_device
-    per_gb = _reading(device, dtype)
+    per_gb = 1e12 / reading(device, dtype)
     config = LlamaConfig(
         vocab_size=2048,
         hidden_size=512,
@@ -54,7 +52,8 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
         def work() -> torch.Tensor:
             return adapter.forward(ids, positions)
 
-        return _time(device, device.capture(work) if device.captures else work)
+        run = device.capture(work) if device.captures else work
+        return 1000 * statistics.median(timed(device, run, _REPEATS, untimed=2))
 
     one, wide = step(1), step(_WIDE)
     tflop = 2 * read / 1e12
@@ -70,24 +69,3 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
         cards=1,
         label="projected from a measurement of this machine",
     )
-
-
-def _reading(device: Device, dtype: torch.dtype) -> float:
-    """Returns the ms that reading a GB takes in a matrix-vector product."""
-    columns = 1024
-    shape = (_MEGABYTES * 1_000_000 // (columns * dtype.itemsize), columns)
-    matrix = torch.zeros(shape, dtype=dtype, device=device.torch_device)
-    vector = torch.ones(columns, dtype=dtype, device=device.torch_device)
-    return _time(device, lambda: matrix @ vector) / (matrix.nbytes / 1e9)
-
-
-def _time(device: Device, work: Callable[[], object]) -> float:
-    """Returns the median ms of `work`, warmed up."""
-    times = []
-    for _ in range(_REPEATS + 2):
-        device.synchronize()
-        begin = time.perf_counter()
-        work()
-        device.synchronize()
-        times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(times[2:])

@@ -14,7 +14,6 @@ from ..config import SpecConfig
 from .hardware import Hardware
 from .sizes import Sizes
 
-QUANTS = ("none", "int8", "fp8", "int4")
 # Bytes of a packed weight; int4 with a scale and a zero point of 2 bytes for each 128 weights.
 _PACKED = {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}
 RESERVE = 0.05  # of a card, for graphs and what is lost between buffers
@@ -31,8 +30,8 @@ class Job:
         context: Tokens of the longest row, prompt and new ones.
         k: Largest K.
         width: Bytes of a number that is not packed: 2 (bfloat16) or 4.
-        target_quant: One of `QUANTS`.
-        draft_quant: One of `QUANTS`.
+        target_quant: One of `flags.QUANTS`.
+        draft_quant: One of `flags.QUANTS`.
         cards: Over how many cards the target is split; each of them holds the whole draft.
         config: Has the chunks of prompts and the rounding of a row's size; not its `max_length`.
     """

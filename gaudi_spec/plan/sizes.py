@@ -143,7 +143,7 @@ def sizes(name: str, role: str = "target") -> Sizes:
         }
     else:
         check_supported(model, role, allow_untested=True)
-        heads, dim = _geometry(config)
+        heads, dim = geometry(config)
         attention = {
             "layers": config.num_hidden_layers,
             "kv": 2 * config.num_hidden_layers * heads * dim,
@@ -157,7 +157,7 @@ def sizes(name: str, role: str = "target") -> Sizes:
     return Sizes(name=name, vocab=config.vocab_size, **counted, **attention)
 
 
-def _geometry(config: Any) -> tuple[int, int]:
+def geometry(config: Any) -> tuple[int, int]:
     """Returns heads and width of what a layer caches, as the engine's own adapter finds them.
 
     The adapter runs one layer on tensors without storage.
