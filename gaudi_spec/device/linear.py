@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
-    text = _SOURCE.read_bytes() + repr((compiler, _FLAGS, _processor())).encode()
+    text = _SOURCE.read_bytes() + repr((compiler, _FLAGS, processor())).encode()
     path = cache_directory() / "kernels" / f"linear-{hashlib.sha256(text).hexdigest()[:16]}.so"
     try:
         if not path.exists():
@@ -90,7 +90,7 @@ def _build(compiler: str, path: Path) -> None:
         os.replace(part, path)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Returns what the machine code depends on: a cache may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
