@@ -39,7 +39,7 @@ def compiled(
     the graphs of many keys would otherwise be searched through at every call, and be limited in
     number. So there is one graph to find, and its guards are checked when it is built only: on a
     small model checking thousands of them takes a twentieth of a step. Machine code is kept on
-    disk, see `keep_compiled`.
+    disk, see `keep_compiled`; whole graphs are kept by `kept.py`.
     """
     cache()
     own = types.FunctionType(
