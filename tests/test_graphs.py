@@ -1,5 +1,6 @@
 """Captured graphs: what torch.compile builds equals eager and Transformers, and is built once."""
 
+import copy
 import os
 
 import pytest
@@ -72,11 +73,11 @@ def test_nothing_is_compiled_after_the_warm_up(tmp_path, monkeypatch):
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
     torch._dynamo.reset()
     counters.clear()
-    engine = SpeculativeEngine(toys.build("llama"), toys.drafts()["noisy"], config)
+    engine = SpeculativeEngine(model, toys.drafts()["noisy"], config)
     engine.warm_up(5, 96, quiet=True)
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
     assert engine.report.accepted > 0 and not counters["stats"]
-    model = toys.build("llama")
+    model = copy.deepcopy(model)
     model.model.layers[0].self_attn.scaling *= 2
     engine = SpeculativeEngine(model, None, GRAPH)
     got = engine.generate(toys.PROMPTS, toys.NEW)
