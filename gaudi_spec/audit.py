@@ -20,6 +20,7 @@ from .config import SCHEDULES, SpecConfig
 from .device import Device, get_device
 from .engine import SpeculativeEngine
 from .errors import ConfigError
+from .flags import add_quantization, quant_configs, quantization
 from .helptext import HelpFormatter
 from .loading import Pair, Source, load_pair
 from .results import progress
@@ -198,6 +199,7 @@ def main(argv: list[str]) -> int:
         Source(args.assistant_model),
         torch.bfloat16 if args.bf16 else torch.float32,
         device,
+        quant_configs=quant_configs(args),
     )
     room = min(args.room, pair.target.config.max_position_embeddings)
     work = workload(args.prompts, len(pair.tokenizer), room)
@@ -206,6 +208,7 @@ def main(argv: list[str]) -> int:
         sync_every=args.sync_every,
         compile="graph",
         prefill_chunks=(64,),
+        **quantization(args),
     )
     found = audit(
         pair, device, config, args.batch_sizes, args.num_assistant_tokens, work, args.quiet
@@ -246,6 +249,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sync_every", type=int, default=1, help="cycles between host reads")
     p.add_argument("--device", default="hpu-emulated", help="hpu-emulated, hpu, cuda or cpu")
     p.add_argument("--bf16", action="store_true", help="load both in bfloat16, not float32")
+    add_quantization(p)
     p.add_argument("--no_baseline", action="store_true", help="skip Transformers' generation")
     p.add_argument("--json", action="store_true", help="print the JSON line only")
     p.add_argument("-v", "--verbose", action="store_true", help="show tracebacks")

@@ -82,7 +82,7 @@ def _device(requested: str) -> dict[str, Any]:
     """Returns the facts about the first device that can be used, as "auto" would choose it."""
     import torch
 
-    from .device import DEVICES
+    from .device import DEVICES, linear
 
     devices: dict[str, Any] = DEVICES  # the protocol does not have what only a card is asked
     reasons: dict[str, str] = {}
@@ -108,6 +108,7 @@ def _device(requested: str) -> dict[str, Any]:
             device = devices[chosen]()
             facts["bridge_lazy"] = device.bridge_lazy() if chosen == "hpu" else None
             facts.update(memory=device.memory(), hardware=device.describe())
+            facts["kernel"] = linear.missing() if chosen == "cpu" else None
         except Exception as error:  # a card that another process holds
             facts["why"] = f"{facts['why']} {chosen}: {_line(error)}".strip()
     return facts

@@ -61,6 +61,7 @@ class Facts:
         threads: PyTorch's.
         cores: Those that this process may use.
         hl_smi: Whether Intel's tool is on PATH.
+        kernel: Why the CPU's kernel for few rows was not built, "" if it was; None elsewhere.
         writable: Whether a directory can be written, or made.
     """
 
@@ -79,6 +80,7 @@ class Facts:
     threads: int = 1
     cores: int = 1
     hl_smi: bool = False
+    kernel: str | None = None
     writable: Callable[[str], bool] = lambda path: True
 
     @property
@@ -144,6 +146,10 @@ def hardware(env: Env, facts: Facts) -> list[Check]:
     elif facts.device is not None:
         remedy = "see whether another process holds the card (hl-smi, nvidia-smi)."
         found += [Check("hardware", "problem", "The device cannot be opened.", remedy)]
+    if facts.kernel is not None:
+        status, text = ("note", facts.kernel) if facts.kernel else ("ok", "built")
+        remedy = "install a C compiler, or name one in CC." if facts.kernel else ""
+        found += [Check("few-rows kernel", status, text, remedy)]
     text = f"{facts.threads} of PyTorch's, {facts.cores} cores to run on"
     slow = facts.threads > facts.cores
     remedy = f"OMP_NUM_THREADS={facts.cores}" if slow else ""

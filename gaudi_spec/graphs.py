@@ -81,11 +81,17 @@ class GraphRunner:
         capture: False runs everything eagerly; keys are counted all the same.
         strict: Makes a new key after the warm-up an error.
         limit: Graphs that are captured at most; None: no limit.
+
+    Attributes:
+        facts: What was counted.
+        origin: Names, with a key, the graph of that key in every process, so that it can be kept
+            on disk; "": it is not.
     """
 
     def __init__(
         self, device: Device, capture: bool, strict: bool, limit: int | None = None
     ) -> None:
+        self.origin = ""
         self.facts = GraphFacts()
         self._device, self._capture, self._strict = device, capture, strict
         self._limit = limit
@@ -110,7 +116,9 @@ class GraphRunner:
         if self._closed:
             self._report_new(key)
         begin = time.perf_counter()
-        graph = self._device.capture(work) if self._capture and not self._full(key) else work
+        graph = work
+        if self._capture and not self._full(key):
+            graph = self._device.capture(work, self.origin and f"{self.origin} {key!r}")
         self._graphs[key] = graph
         result = graph()
         self._device.synchronize()

@@ -103,6 +103,8 @@ class Runtime:
         self.warned_room = self.warned_acceptance = False
         self.held: list[list[int]] = [[] for _ in range(batch)]
         self.reset()
+        if self.captures:
+            self.graphs.origin = device.identify(self)
 
     def clean(self) -> None:
         """Zeroes all caches: a NaN in a stale slot would pass through every mask."""
@@ -273,8 +275,10 @@ class Runtime:
         return Key(f"fill {role}", self.state.batch, width, model.slots)
 
     def _fill_work(self, model: ModelAdapter, width: int) -> Work:
+        state = self.state
+
         def work() -> torch.Tensor:
             model.cache.window = model.slots
-            return cycle.fill(self.state, model, width)
+            return cycle.fill(state, model, width)
 
         return work

@@ -92,6 +92,21 @@ def test_an_audit_of_nothing_is_refused(capsys, args):
     assert f"{args[0]} must be at least" in capsys.readouterr().err
 
 
+def test_a_quantized_pair_is_audited_as_such(tmp_path, capsys, monkeypatch):
+    """And a scheme that the device lacks is refused."""
+    seen = []
+    monkeypatch.setattr(
+        "gaudi_spec.audit.audit", lambda pair, device, config, *_: seen.append(config) or Audit()
+    )
+    target, draft = tiny_checkpoints.make(tmp_path)
+    arguments = ["audit", "--model", str(target), "--assistant_model", str(draft), "-q"]
+    flags = ["--target_quant", "fp8", "--draft_kv_dtype", "fp8", "--target_kv_dtype", "fp8"]
+    assert cli.main([*arguments, "--no_baseline", *flags]) == 0
+    assert (seen[0].target_quant, seen[0].draft_quant) == ("fp8", "auto")
+    assert seen[0].target_kv_dtype == seen[0].draft_kv_dtype == "fp8"
+    assert cli.main([*arguments, "--target_quant", "int9"]) == 2
+
+
 def test_the_command_prints_json_and_its_verdict(tmp_path, capsys):
     """Exit 0 and the documented keys."""
     target, draft = tiny_checkpoints.make(tmp_path)

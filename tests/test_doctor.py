@@ -165,6 +165,14 @@ def test_check(name, status, words, env, changes):
     assert (check.status == "problem") <= bool(check.remedy), "a problem without a remedy"
 
 
+def test_the_kernel_for_few_rows_is_told_on_the_cpu():
+    """With the reason against it; on other devices it is none of their business."""
+    assert find("few-rows kernel", {}, change(CPU, kernel="")).text == "built"
+    found = find("few-rows kernel", {}, change(CPU, kernel="There is no C compiler."))
+    assert (found.status, found.text) == ("note", "There is no C compiler.") and found.remedy
+    assert "few-rows kernel" not in {check.name for check in doctor.examine(GOOD, HPU)}
+
+
 def test_every_check_of_the_card_has_a_case_that_is_not_ok():
     never_bad = {"gaudi_spec"}
     named = {case[0] for case in CASES if case[1] != "ok"}
@@ -262,7 +270,7 @@ def test_writable_looks_at_the_nearest_directory(tmp_path):
 def test_command_prints_a_line_a_check_and_returns_0(capsys):
     code = cli.main(["doctor", "--device", "cpu"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 20 and all(re.match(r"(ok|note|problem) +\w", line) for line in lines)
+    assert len(lines) == 21 and all(re.match(r"(ok|note|problem) +\w", line) for line in lines)
     assert code == any(line.startswith("problem") for line in lines)
 
 

@@ -1,5 +1,6 @@
 """Captured graphs: what torch.compile builds equals eager and Transformers, and is built once."""
 
+import copy
 import os
 
 import pytest
@@ -50,8 +51,12 @@ def test_compiled_look_up_equals_generate(draft):
     assert engine.report.accepted > 0 and not counters["graph_break"]
 
 
-def test_nothing_is_compiled_after_the_warm_up():
-    """Over 200 calls of mixed lengths, budgets and ends, by torch's own counters."""
+def test_nothing_is_compiled_after_the_warm_up(tmp_path, monkeypatch):
+    """Over 200 calls of mixed lengths, budgets and ends, by torch's own counters.
+
+    Nor in the warm-up of a second start; a changed model is compiled anew.
+    """
+    monkeypatch.setattr("gaudi_spec.device.kept.cache", lambda: tmp_path)
     model = toys.target()
     config = GRAPH.replace(strict_shapes=True)
     engine = SpeculativeEngine(model, toys.drafts()["noisy"], config)
@@ -66,6 +71,18 @@ def test_nothing_is_compiled_after_the_warm_up():
     assert dict(counters["stats"]) == stats and not counters["graph_break"]
     assert facts.after_warmup == 0 and facts.warmup == built
     toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
+    torch._dynamo.reset()
+    counters.clear()
+    engine = SpeculativeEngine(model, toys.drafts()["noisy"], config)
+    engine.warm_up(5, 96, quiet=True)
+    toys.assert_equal_rows(engine.generate(toys.PROMPTS, toys.NEW), toys.references())
+    assert engine.report.accepted > 0 and not counters["stats"]
+    model = copy.deepcopy(model)
+    model.model.layers[0].self_attn.scaling *= 2
+    engine = SpeculativeEngine(model, None, GRAPH)
+    got = engine.generate(toys.PROMPTS, toys.NEW)
+    assert counters["stats"]["unique_graphs"] == engine.runtime.graphs.facts.built
+    assert [row.tolist() for row in got] != [row.tolist() for row in toys.references()]
 
 
 @pytest.mark.parametrize("sync_every", [2, 3, 7])

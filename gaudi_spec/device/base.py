@@ -47,11 +47,20 @@ class Device:
         """Largest value of its 8-bit float e4m3."""
         return 448.0
 
-    def capture(self, work: Work) -> Work:
+    def identify(self, root: Any) -> str:
+        """Returns a name for what graphs over `root` are made of, or "" if none are kept on disk.
+
+        Args:
+            root: Everything that the work to come reaches, as it was just made.
+        """
+        return ""
+
+    def capture(self, work: Work, name: str = "") -> Work:
         """Returns a replayable graph of `work`; its first call builds it and runs it once.
 
         Args:
             work: Takes nothing, reads and writes persistent tensors, returns one tensor or None.
+            name: Tells it from all other work, in every process; "": it is not kept on disk.
 
         Raises:
             CaptureError: The device cannot capture what `work` does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,24 @@ def keep_compiled(directory: str | Path) -> None:
     os.environ["PT_HPU_RECIPE_CACHE_CONFIG"] = f"{path / 'recipes'},false,8192"
 
 
-def compiled(work: Work, backend: str = "inductor", options: dict[str, Any] | None = None) -> Work:
+def cache() -> Path:
+    """Returns where compiled code is kept, and makes PyTorch keep it there."""
+    default = str(cache_directory() / "compiled")
+    return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default))
+
+
+def compiled(
+    work: Work, backend: str | Callable = "inductor", options: dict[str, Any] | None = None
+) -> Work:
     """Returns `work` compiled whole: no graph break, no symbolic shape.
 
     Each graph gets a code object of its own, because compiled code is looked up by code object:
     the graphs of many keys would otherwise be searched through at every call, and be limited in
     number. So there is one graph to find, and its guards are checked when it is built only: on a
     small model checking thousands of them takes a twentieth of a step. Machine code is kept on
-    disk, see `keep_compiled`.
+    disk, see `keep_compiled`; whole graphs are kept by `kept.py`.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
+    cache()
     own = types.FunctionType(
         work.__code__.replace(co_name=f"{work.__code__.co_name}_{id(work):x}"),
         work.__globals__,

@@ -13,6 +13,8 @@ import torch
 
 from .base import Device, Work
 from .compiled import compiled
+from .identity import identity
+from .kept import kept
 from .linear import FewRowsLinear, library
 
 
@@ -23,9 +25,13 @@ class CpuDevice(Device):
     free_tokens = 64
     nests = True
 
-    def capture(self, work: Work) -> Work:
-        """Returns `work` compiled by Inductor."""
-        return compiled(work)
+    def capture(self, work: Work, name: str = "") -> Work:
+        """Returns `work` compiled by Inductor, or what was compiled under this name before."""
+        return kept(work, name) if name else compiled(work)
+
+    def identify(self, root: Any) -> str:
+        """Returns a digest of what traces over `root` depend on."""
+        return identity(root)
 
     def kernels(self) -> dict[str, Any]:
         """Returns the linear layer for few rows, where a C compiler could make it."""

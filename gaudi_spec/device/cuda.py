@@ -29,7 +29,7 @@ class CudaDevice(Device):
         """The current CUDA device."""
         return torch.device("cuda", torch.cuda.current_device())
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, name: str = "") -> Work:
         """Returns `work` compiled by Inductor, replayed as a CUDA graph."""
         return compiled(work, options={"triton.cudagraphs": True})
 

@@ -54,7 +54,7 @@ class EmulatedHpuDevice(HpuDevice):
         """The CPU."""
         return torch.device("cpu")
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, name: str = "") -> Work:
         """Returns `work` as a graph of the stand-in, checked before each replay."""
         graph = super().capture(work)
         return Checked(graph, work) if self.check else graph

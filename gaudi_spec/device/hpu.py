@@ -81,7 +81,7 @@ class HpuDevice(Device):
         except (ImportError, AttributeError):
             return None
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, name: str = "") -> Work:
         """Returns `work` as an HPU graph in lazy mode, else compiled by `hpu_backend`."""
         if not self.lazy:
             return compiled(work, backend="hpu_backend", options=_OPTIONS)

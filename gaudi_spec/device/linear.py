@@ -62,20 +62,34 @@ class FewRowsLinear(nn.Linear):
         )
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """Returns the compiled kernel, or None where no C compiler can make it."""
+    found = _library()
+    return None if isinstance(found, str) else found
+
+
+def missing() -> str:
+    """Returns why there is no kernel, or "" where there is one."""
+    found = _library()
+    return found if isinstance(found, str) else ""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        return None
-    text = _SOURCE.read_bytes() + repr((compiler, _FLAGS, _processor())).encode()
+        return "There is no C compiler: neither CC, nor cc, nor gcc."
+    text = _SOURCE.read_bytes() + repr((compiler, _FLAGS, processor())).encode()
     path = cache_directory() / "kernels" / f"linear-{hashlib.sha256(text).hexdigest()[:16]}.so"
     try:
         if not path.exists():
             _build(compiler, path)
         found = ctypes.CDLL(str(path))
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    except OSError as error:
+        return f"It cannot be built or loaded: {error}"
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").splitlines() or ["no reason given"]
+        return f"{compiler} does not compile it: {said[0]}"
     for name in _NAMES.values():
         getattr(found, name).argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
     return found
@@ -90,7 +104,7 @@ def _build(compiler: str, path: Path) -> None:
         os.replace(part, path)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Returns what the machine code depends on: a cache may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,168 @@
+"""What a trace depends on, as a digest that is the same in every process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .linear import processor
+
+_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CODE = (type, types.ModuleType, types.MethodType, functools.partial)
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+# Of Transformers' hub module and generation configs: another in every process.
+_CHANGING = {"SESSION_ID", "_original_object_hash"}
+# Their code is told by their version.
+_VERSIONED = {"torch", "numpy", "tqdm", *sys.stdlib_module_names}
+
+
+def identity(root: Any) -> str:
+    """Returns a digest of what a trace over `root` depends on, but for the content of tensors.
+
+    That is: every value that is reached from it; sizes, types and aliases of tensors; the code of
+    classes and of their modules; versions; and the settings that machine code depends on.
+    """
+    found = hashlib.sha256(repr(_environment()).encode())
+    storages: dict[int, str] = {}
+    for path, value in leaves(root):
+        found.update(f"{path} {_text(value)}\n".encode())
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            found.update(storages.setdefault(value.untyped_storage().data_ptr(), path).encode())
+    return found.hexdigest()
+
+
+def leaves(root: Any, code: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yields what is reached from `root`, every object once, and the way to it.
+
+    Args:
+        root: Any object.
+        code: False does not enter classes, nor what methods are bound to.
+    """
+    seen: dict[int, str] = {}
+    todo = [("", root)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, _PLAIN):
+            yield path, value
+            continue
+        if not code and isinstance(value, _CODE):
+            continue
+        if id(value) in seen:
+            yield path, f"as {seen[id(value)]}"
+            continue
+        seen[id(value)] = path
+        children = _children(value)
+        if children is None or isinstance(value, types.FunctionType):
+            yield path, value
+        todo += [(f"{path}.{name}", child) for name, child in children or ()]
+
+
+def facts(tensor: torch.Tensor) -> str:
+    """Returns everything about a tensor but its content."""
+    kind, shape = type(tensor).__name__, tuple(tensor.shape)
+    if tensor.layout != torch.strided:
+        return f"{kind} {tensor.layout} {shape} {tensor.dtype}"
+    where = f"{tensor.stride()} {tensor.storage_offset()} {tensor.device}"
+    return f"{kind} {shape} {where} {tensor.dtype} {tensor.requires_grad}"
+
+
+def _environment() -> tuple[Any, ...]:
+    package = Path(__file__).parents[1]
+    return (
+        [hashlib.sha256(path.read_bytes()).digest() for path in sorted(package.rglob("*.py"))],
+        (torch.__version__, importlib.metadata.version("transformers"), sys.version),
+        (processor(), torch.get_num_threads(), torch._inductor.config.get_hash()),
+        (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
+        (torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()),
+    )
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """Returns what a value consists of; None where it is a leaf."""
+    if isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, types.FunctionType):
+        return _of_function(value)
+    if isinstance(value, (staticmethod, classmethod)):
+        return [("function", value.__func__)]
+    if isinstance(value, property):
+        return [("get", value.fget)]
+    if isinstance(value, types.MethodType):
+        return [("self", value.__self__), ("function", value.__func__)]
+    if isinstance(value, functools.partial):
+        return [("function", value.func), ("args", value.args), ("named", value.keywords)]
+    if isinstance(value, type):
+        return None if _package(value.__module__) in _VERSIONED else _of_class(value)
+    if isinstance(value, types.ModuleType):
+        return None if _package(value.__name__) in _VERSIONED else _of_module(value)
+    if not hasattr(value, "__dict__"):
+        return None
+    own = [(name, child) for name, child in vars(value).items() if name not in _CHANGING]
+    return [("class", type(value)), *own]
+
+
+def _package(name: str | None) -> str:
+    return (name or "").split(".")[0]
+
+
+def _of_function(function: types.FunctionType) -> list[tuple[Any, Any]]:
+    """Returns defaults, closure, and functions of the same package that it names."""
+    code, package = function.__code__, _package(function.__module__)
+    cells = [(n, c.cell_contents) for n, c in zip(code.co_freevars, function.__closure__ or ())]
+    named = [(name, function.__globals__.get(name)) for name in code.co_names]
+    helpers = [
+        (name, value)
+        for name, value in named
+        if isinstance(value, types.FunctionType) and _package(value.__module__) == package
+    ]
+    return [("defaults", function.__defaults__), *cells, *helpers]
+
+
+def _of_class(kind: type) -> list[tuple[Any, Any]]:
+    own = [(n, v) for n, v in vars(kind).items() if isinstance(v, (*_METHODS, *_PLAIN, dict))]
+    return [*own, ("bases", kind.__bases__), ("module", sys.modules.get(kind.__module__))]
+
+
+def _of_module(module: types.ModuleType) -> list[tuple[Any, Any]]:
+    """Returns functions, plain values, classes of its own, and modules of its package."""
+    package = _package(module.__name__)
+
+    def counts(value: Any) -> bool:
+        if isinstance(value, type):
+            return value.__module__ == module.__name__
+        if isinstance(value, types.ModuleType):
+            return package == _package(value.__name__) != "transformers"
+        return isinstance(value, (types.FunctionType, *_PLAIN))
+
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if name[:2] != "__" and name not in _CHANGING and counts(value)
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return facts(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.FunctionType):
+        return _text(value.__code__)
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code!r} {value.co_names} {[_text(c) for c in value.co_consts]}"
+    if isinstance(value, (set, frozenset)):
+        return repr(sorted(map(_text, value)))
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
