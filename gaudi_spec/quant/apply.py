@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from typing import Any
 
@@ -90,7 +91,8 @@ def quantize(shadow: nn.Module, quant: Quant, device: Device) -> nn.Module:
         for name in _layers(shadow, quant):
             parent, _, child = name.rpartition(".")
             owner = shadow.get_submodule(parent)
-            owner._modules[child] = _replaced(getattr(owner, child), quant.scheme, device)
+            made = _replaced(getattr(owner, child), quant.scheme, device)
+            owner._modules[child] = copy.copy(made)  # a shadow: engines differ in kernels
     return shadow
 
 
