@@ -17,7 +17,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .adapt import adapt
-from .config import SpecConfig
+from .config import SpecConfig, refuse_quant
 from .device import DEVICES, Device, get_device
 from .errors import ConfigError, InputError
 from .flags import add_quantization, quant_configs, quantization
@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code."""
     args = parser().parse_args(argv)
     config = SpecConfig(**quantization(args))
+    if not args.assistant_model:
+        refuse_quant(config.quant("draft"), "draft")
     if args.window < 2 or args.max_tokens < 2:
         raise ConfigError("--window and --max_tokens must be at least 2.")
     text = _read(args.text)

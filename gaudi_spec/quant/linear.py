@@ -74,18 +74,19 @@ class Int8(QuantLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self.block = self.in_features & -self.in_features
+        # Hadamard's matrix of a block is the Kronecker product of two smaller ones.
+        inner = 1 << (self.block.bit_length() // 2)
+        sizes = (self.block // inner, inner)
+        self.factors = tuple(hadamard(size, weight.device) for size in sizes)
         codes, scale = int8_codes(self.rotate(weight))
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale[:, 0])
 
     def rotate(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns `[M, K]` with each block of inputs rotated, float32."""
-        # Hadamard's matrix of a block is the Kronecker product of two smaller ones.
-        inner = 1 << (self.block.bit_length() // 2)
-        outer = self.block // inner
-        blocks = rows.float().view(len(rows), -1, outer, inner)
-        turned = hadamard(outer, rows.device) @ blocks @ hadamard(inner, rows.device)
-        return turned.view_as(rows)
+        outer, inner = self.factors
+        blocks = rows.float().view(len(rows), -1, len(outer), len(inner))
+        return (outer @ blocks @ inner).view_as(rows)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See `QuantLinear`; the integer sums are exact."""
