@@ -130,20 +130,18 @@ def measure(
     with progress(quiet, desc="read", total=len(ids), unit="tok") as bar:
         for piece in _windows(ids.to(device.torch_device), slots):
             positions = torch.arange(len(piece), device=piece.device)[None]
-            best, gap = {}, None
+            best, gap = {}, {}
             for name, model in models.items():
                 logits = model.forward(piece[None], positions)[0, :-1].float()
-                if gap is None:
-                    top = logits.topk(2).values
-                    gap = top[:, 0] - top[:, 1]
                 if name in loss:
                     each = torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum")
                     loss[name] += float(each)
-                best[name] = logits.argmax(-1)
+                top = logits.topk(2).values
+                best[name], gap[name] = logits.argmax(-1), top[:, 0] - top[:, 1]
             count += len(piece) - 1
             same = best["unquantized"] == best["quantized"]
             hits["agreement"] += int(same.sum())
-            hits["near ties"] += int((~same & (gap < NEAR_TIE)).sum())
+            hits["near ties"] += int((~same & (gap["unquantized"] < NEAR_TIE)).sum())
             for name in ("unquantized", "quantized") if draft is not None else ():
                 hits[name] += int((best["draft"] == best[name]).sum())
             bar.update(len(piece))

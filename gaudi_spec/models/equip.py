@@ -47,7 +47,7 @@ def equip(
 
 def _linear(model: nn.Module, kernel: Any) -> None:
     """Swaps the class of linear layers for a subclass with the kernel that knows which fit."""
-    kinds = {kind.__base__: kind for kind in (kernel, FewRowsInt8)}
+    kinds: dict[Any, Any] = {kind.__base__: kind for kind in (kernel, FewRowsInt8)}
     for module in model.modules():
         kind = kinds.get(type(module))
         if kind is not None and kind.fits(module):
