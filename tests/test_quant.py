@@ -231,6 +231,20 @@ def test_our_own_kernel_lets_special_values_through():
     assert bool(out[3].isfinite().all())
 
 
+@pytest.mark.skipif(not multiplies_int8(), reason="no AVX512-VNNI or no C compiler here")
+@torch.no_grad()
+def test_our_own_kernel_is_used_for_few_rows_of_its_own_types_only(monkeypatch):
+    few = linear.FewRowsInt8(torch.randn(8, 48), torch.randn(8))
+    calls = []
+    monkeypatch.setattr(linear.Int8, "forward", lambda self, x: calls.append(x) or x)
+    for rows in (1, MAX_ROWS, MAX_ROWS + 1):
+        few(torch.zeros(rows, 48))
+    assert [len(x) for x in calls] == [MAX_ROWS + 1]
+    for dtype in (torch.float16, torch.bfloat16):  # its bias is float32
+        few(torch.zeros(1, 48, dtype=dtype))
+    assert len(calls) == 3
+
+
 # e4m3, bit for bit.
 
 

@@ -36,7 +36,8 @@ _SLOW_BFLOAT16 = platform.machine().lower() in ("x86_64", "amd64") and not (
 
 _SOURCE = Path(__file__).with_name("linear.c")
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+# Of what the kernels take, with their C names.
+TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
 class FewRowsLinear(nn.Linear):
@@ -53,7 +54,7 @@ class FewRowsLinear(nn.Linear):
     @staticmethod
     def fits(layer: nn.Linear) -> bool:
         """Returns whether the kernel can read the weights of `layer`."""
-        return layer.weight.dtype in _TYPES and all(
+        return layer.weight.dtype in TYPES and all(
             type(part) in (torch.Tensor, nn.Parameter)
             and part.is_cpu
             and part.is_contiguous()
@@ -77,7 +78,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(path))
     except (OSError, subprocess.CalledProcessError):
         return None
-    for name in _TYPES.values():
+    for name in TYPES.values():
         for kind, pointers, sizes in (("linear", 4, 3), ("int8", 5, 4)):
             if hasattr(found, f"{kind}_{name}"):
                 arguments = [ctypes.c_void_p] * pointers + [ctypes.c_long] * sizes + [ctypes.c_int]
@@ -134,7 +135,7 @@ def _call(
     n, k = weights[0].shape
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], n))
-    failed = getattr(library(), f"{kind}_{_TYPES[x.dtype]}")(
+    failed = getattr(library(), f"{kind}_{TYPES[x.dtype]}")(
         x.data_ptr(),
         *(part.data_ptr() for part in weights),
         None if bias is None else bias.data_ptr(),

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import nn
 
-from ..device.linear import MAX_ROWS, multiplies_int8
+from ..device.linear import MAX_ROWS, TYPES, multiplies_int8
 from . import fp8
 
 CUDA_ROWS = 32  # its kernel takes more than 16 only
@@ -101,14 +101,15 @@ class FewRowsInt8(Int8):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `QuantLinear`."""
-        if x.numel() > MAX_ROWS * self.in_features:
+        typed = x.dtype in TYPES and (self.bias is None or self.bias.dtype == x.dtype)
+        if x.numel() > MAX_ROWS * self.in_features or not typed:
             return super().forward(x)
         return torch.ops.gaudi_spec.few_rows_int8(x, self.codes, self.scale, self.bias, self.block)
 
     @staticmethod
     def fits(layer: Int8) -> bool:
         """Returns whether there is a kernel that can read `layer`."""
-        return layer.codes.is_cpu and multiplies_int8()
+        return layer.codes.is_cpu and layer.scale.dtype == torch.float32 and multiplies_int8()
 
 
 class Int8WeightOnly(QuantLinear):
