@@ -37,6 +37,10 @@ AUTO = (
     "--bf16 --baselines none"
 )
 PAIR = "--model smollm2-135m-instruct --assistant_model smollm2-135m-draft"
+QUANT = (
+    "--bf16 --drafter ngram --set target_quant=none,int8 --modes graph --num_assistant_tokens 4,8 "
+    "--input_len 32 --max_new_tokens 32 --baselines none --no_start_times"
+)
 RUNS = {
     "steps": f"steps {PAIR} --bf16 --input_len 32 --max_new_tokens 32",
     "throughput": f"sweep {PAIR} --bf16 --torch_compile --set fuse_cycle=false "
@@ -48,6 +52,8 @@ RUNS = {
     "auto_unrelated": "sweep --model smollm2-135m-instruct --assistant_model {unrelated} "
     f"--kinds advice {AUTO}",
     "auto_perfect": f"sweep --model {{looping}} --drafter ngram --kinds advice {AUTO}",
+    "int8": f"steps --model smollm2-135m-instruct {QUANT}",
+    "int8_1b": f"steps --model random-llama-1b {QUANT}",
 }
 AUTOS = [name for name in RUNS if name.startswith("auto_")]
 TITLES = {
@@ -57,6 +63,8 @@ TITLES = {
     "auto_large": "K by itself: the target as its own draft",
     "auto_unrelated": "K by itself: a draft that knows nothing",
     "auto_perfect": "K by itself: a draft that costs nothing and is right",
+    "int8": "8-bit weights and activations",
+    "int8_1b": "8-bit weights and activations, 1 B random weights",
 }
 
 

@@ -25,8 +25,9 @@ FORWARD_OPTIONS = (
 )
 QUANT_SCHEMES = ("auto", "none", "int8", "int8wo", "int4wo", "fp8")
 KV_DTYPES = ("auto", "bf16", "fp8", "int8")
-# Heads decide between almost equal tokens, routers between experts: both are small or sensitive.
-UNQUANTIZED = ("lm_head", "embed_out", "gate", "router", "shared_expert_gate")
+# Heads decide between almost equal tokens, routers between experts; no layer's weights count for as
+# much as those of values, which are few.
+UNQUANTIZED = ("lm_head", "embed_out", "gate", "router", "shared_expert_gate", "v_proj")
 
 
 class Quant(NamedTuple):
@@ -35,6 +36,19 @@ class Quant(NamedTuple):
     scheme: str = "auto"
     exclude: tuple[str, ...] = UNQUANTIZED
     kv_dtype: str = "auto"
+
+
+def refuse_quant(quant: Quant, role: str) -> None:
+    """Refuses settings for a "target" or "draft" that is not there.
+
+    Raises:
+        ConfigError: They differ from the defaults.
+    """
+    if quant != Quant():
+        raise ConfigError(
+            f"{role}_quant, {role}_kv_dtype and {role}_quant_exclude need a {role} model: "
+            "give an assistant_model, or leave them out."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING if args.quiet else logging.INFO)
     logger = logging.getLogger(__name__)
     device = start(args)
-    pair = load(args, device)
+    pair = load(args, device, config)
     logger.info("Initializing text-generation pipeline...")
     wanted = _wanted(args, pair)
     pipe = GaudiTextGenerationPipeline(

@@ -17,7 +17,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .adapt import adapt
-from .config import SpecConfig
+from .config import SpecConfig, refuse_quant
 from .device import DEVICES, Device, get_device
 from .errors import ConfigError, InputError
 from .flags import add_quantization, quant_configs, quantization
@@ -28,11 +28,15 @@ from .quant import apply
 from .quant.facts import facts, lines
 from .results import progress
 
+NEAR_TIE = 0.1  # between the log-probabilities of the two most likely tokens
+
 
 def main(argv: list[str]) -> int:
     """Runs the program; returns the exit code."""
     args = parser().parse_args(argv)
     config = SpecConfig(**quantization(args))
+    if not args.assistant_model:
+        refuse_quant(config.quant("draft"), "draft")
     if args.window < 2 or args.max_tokens < 2:
         raise ConfigError("--window and --max_tokens must be at least 2.")
     text = _read(args.text)
@@ -106,8 +110,10 @@ def measure(
 
     Returns:
         Plain values for JSON: `perplexity` of both targets; `agreement`, the share of positions
-        where both find the same token most likely; `acceptance`, the share where the draft's most
-        likely token is the target's, for both targets; and what the models are.
+        where both find the same token most likely; `near_ties`, the share of the others where the
+        unquantized target gives its two best tokens almost the same probability; `acceptance`, the
+        share where the draft's most likely token is the target's, for both targets; and what the
+        models are.
     """
     slots = min(window, len(ids))
     reference, target, draft = loaded
@@ -119,20 +125,23 @@ def measure(
     if draft is not None:
         models["draft"] = adapt(draft, "draft", device, config, 1, slots)
     loss = {"unquantized": 0.0, "quantized": 0.0}
-    hits = {"agreement": 0, "unquantized": 0, "quantized": 0}
+    hits = {"agreement": 0, "unquantized": 0, "quantized": 0, "near ties": 0}
     count = 0
     with progress(quiet, desc="read", total=len(ids), unit="tok") as bar:
         for piece in _windows(ids.to(device.torch_device), slots):
             positions = torch.arange(len(piece), device=piece.device)[None]
-            best = {}
+            best, gap = {}, {}
             for name, model in models.items():
                 logits = model.forward(piece[None], positions)[0, :-1].float()
                 if name in loss:
                     each = torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum")
                     loss[name] += float(each)
-                best[name] = logits.argmax(-1)
+                top = logits.topk(2).values
+                best[name], gap[name] = logits.argmax(-1), top[:, 0] - top[:, 1]
             count += len(piece) - 1
-            hits["agreement"] += int((best["unquantized"] == best["quantized"]).sum())
+            same = best["unquantized"] == best["quantized"]
+            hits["agreement"] += int(same.sum())
+            hits["near ties"] += int((~same & (gap["unquantized"] < NEAR_TIE)).sum())
             for name in ("unquantized", "quantized") if draft is not None else ():
                 hits[name] += int((best["draft"] == best[name]).sum())
             bar.update(len(piece))
@@ -141,6 +150,7 @@ def measure(
         "tokens": count,
         "perplexity": {name: math.exp(total / count) for name, total in loss.items()},
         "agreement": hits["agreement"] / count,
+        "near_ties": hits["near ties"] / max(count - hits["agreement"], 1),
         "acceptance": None
         if draft is None
         else {name: hits[name] / count for name in ("unquantized", "quantized")},
@@ -167,6 +177,7 @@ def _read(path: str | None) -> str:
 def _print(values: dict[str, Any]) -> None:
     shown = {f"Perplexity, {name}": f"{x:.3f}" for name, x in values["perplexity"].items()}
     shown["Agreement with the unquantized"] = f"{values['agreement']:.2%}"
+    shown["Of the disagreements, near-ties"] = f"{values['near_ties']:.2%}"
     for name, share in (values["acceptance"] or {}).items():
         shown[f"Draft's acceptance, {name}"] = f"{share:.2%}"
     print(f"{values['tokens']} tokens, {values['device']}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,24 @@ def main(argv: list[str]) -> int:
             f"Neural Compressor does not run on {device.name}: use --device hpu, or cpu for a "
             "first look; on hpu-emulated --target_quant fp8 has the card's number format."
         )
+    if args.max_new_tokens < 1:
+        raise ConfigError(f"--max_new_tokens must be at least 1, not {args.max_new_tokens}.")
+    for pattern in args.exclude:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"--exclude takes regular expressions; {pattern!r} is none: {error}."
+            ) from error
+    texts = prompts.read(args.prompts) if args.prompts else _built_in()
     results.check_output_dir(args.output_dir)
     directory = Path(args.output_dir).resolve()
     (directory / "measurements").mkdir(exist_ok=True)
     disable_progress_bar()
-    values = {"measure": _measure, "convert": _convert}[args.step](args, device, directory)
+    if args.step == "measure":
+        values = _measure(args, device, directory, texts)
+    else:
+        values = _convert(args, device, directory)
     print(json.dumps(values))
     return 0
 
@@ -76,10 +90,11 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _measure(args: argparse.Namespace, device: Device, directory: Path) -> dict[str, Any]:
+def _measure(
+    args: argparse.Namespace, device: Device, directory: Path, texts: list[str]
+) -> dict[str, Any]:
     path = _write(args, device, directory, "measure")
     pair = load_pair(Source(args.model), None, torch.bfloat16, device, measuring=path)
-    texts = prompts.read(args.prompts) if args.prompts else _built_in()
     rows = [torch.tensor(pair.tokenizer(text)["input_ids"]) for text in texts]
     engine = SpeculativeEngine(pair.target, None, SpecConfig(compile="eager"), device)
     with results.progress(args.quiet, desc="measure", total=len(rows), unit="prompt") as bar:

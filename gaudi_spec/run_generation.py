@@ -17,7 +17,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from . import checker, habana_flags, prompts, results
-from .config import SpecConfig
+from .config import SpecConfig, refuse_quant
 from .device import Device, get_device, keep_compiled
 from .drafters.registry import pick
 from .drafting import Drafting
@@ -26,9 +26,10 @@ from .flags import parser, quant_configs, quantization
 from .habana import adapt_transformers
 from .job import Job
 from .loading import Pair, Source, load_pair
+from .models.gaudi import is_gaudi
 from .models.support import check_supported
 from .perf_config import PerfConfig, parse
-from .quant import facts
+from .quant import apply, facts
 from .sampling.options import Sampling
 
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
             "--stream shows one text: give one prompt, and --num_return_sequences 1, or leave it "
             "out."
         )
-    pair = load(args, device)
+    pair = load(args, device, config)
     job = Job(args, pair, config, device, work)
     inputs: list[str] = []
     texts: list[list[str]] = []
@@ -115,7 +116,10 @@ def check(args: argparse.Namespace) -> SpecConfig:
         options = dict.fromkeys((*config.forward_options, *habana_flags.switches(args)))
         config = config.replace(forward_options=tuple(options))
     quant_configs(args)
-    return config.replace(**quantization(args))
+    config = config.replace(**quantization(args))
+    if not args.assistant_model:
+        refuse_quant(config.quant("draft"), "draft")
+    return config
 
 
 def _check_choice(args: argparse.Namespace) -> None:
@@ -162,8 +166,8 @@ def start(args: argparse.Namespace) -> Device:
     return device
 
 
-def load(args: argparse.Namespace, device: Device) -> Pair:
-    """Loads the models that the flags name."""
+def load(args: argparse.Namespace, device: Device, config: SpecConfig) -> Pair:
+    """Loads the models that the flags name, quantized as `config` says."""
     common = {
         "revision": args.model_revision,
         "token": args.token,
@@ -192,6 +196,9 @@ def load(args: argparse.Namespace, device: Device) -> Pair:
             progress=step,
         )
     check_supported(pair.target, "target", args.allow_untested_models)
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is not None and not is_gaudi(model):
+            apply.replace(model, config.quant(role), role, device)
     known = inspect.signature(pair.target.forward).parameters
     for name in habana_flags.switches(args) if args.optimum_habana else ():
         if name not in known:
@@ -261,4 +268,4 @@ def _verdict(job: Job, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Te
 
 
 def _millions(model: Any) -> str:
-    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters"
+    return f"{sum(part.weights for part in facts.parts(model)) / 1e6:.1f} M parameters"

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     device = start(args)
     from .lm_eval import GaudiSpecLM  # before the models are loaded: it may be missing
 
-    pair = load(args, device)
+    pair = load(args, device, config)
     lm = GaudiSpecLM(
         pair.target,
         pair.tokenizer,

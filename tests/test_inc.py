@@ -209,6 +209,23 @@ def test_converting_needs_measurements(checkpoints, capsys, tmp_path):
     assert "has no measurements: run `gaudi-spec quantize measure`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("step", "args", "message"),
+    [
+        ("measure", ["--exclude", "("], "--exclude takes regular expressions; '(' is none"),
+        ("convert", ["--exclude", "lm_head", "*"], "'*' is none"),
+        ("measure", ["--max_new_tokens", "0"], "--max_new_tokens must be at least 1"),
+        ("measure", ["--prompts", "/nowhere"], "Cannot read /nowhere"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_loaded(tmp_path, capsys, step, args, message):
+    place = ["--model", str(tmp_path / "no model"), "-o", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["quantize", step, *place, *args]) == 2
+    err = capsys.readouterr().err
+    assert message in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("neural_compressor") is not None, reason="it is installed"
 )

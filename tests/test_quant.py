@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import warnings
+import weakref
 
 import pytest
 import tiny_checkpoints
@@ -16,11 +18,13 @@ from torch import nn
 from gaudi_spec import ConfigError, SpecConfig, SpeculativeEngine, checker
 from gaudi_spec.cache import SlotCache
 from gaudi_spec.cli import main
-from gaudi_spec.config import QUANT_SCHEMES
+from gaudi_spec.config import KV_DTYPES, QUANT_SCHEMES
 from gaudi_spec.device import standin
 from gaudi_spec.device.cpu import CpuDevice
 from gaudi_spec.device.cuda import CudaDevice
 from gaudi_spec.device.emulated import EmulatedHpuDevice
+from gaudi_spec.device.linear import MAX_ROWS, multiplies_int8
+from gaudi_spec.models.equip import equip
 from gaudi_spec.models.shadow import shadow
 from gaudi_spec.quant import apply, fp8, linear
 from gaudi_spec.quant.facts import parts
@@ -179,17 +183,66 @@ def test_torchao_computes_the_same(scheme):
 def test_rotation_keeps_products_and_spreads_outliers():
     """One channel a thousand times the others leaves the others their codes."""
     torch.manual_seed(0)
-    layer = linear.Int8(torch.randn(64, 192), None)
-    assert torch.allclose(layer.rotation @ layer.rotation, torch.eye(64), atol=1e-6)
-    assert linear.Int8(torch.randn(8, 20), None).rotation.shape == (4, 4)
+    for size, block in ((192, 64), (512, 512), (20, 4), (7, 1)):
+        layer, rows = linear.Int8(torch.randn(8, size), None), torch.randn(3, size)
+        assert layer.block == block
+        matrix = torch.block_diag(*[linear.hadamard(block, rows.device)] * (size // block))
+        assert torch.allclose(layer.rotate(rows), rows @ matrix, atol=1e-5)
+        assert torch.allclose(layer.rotate(layer.rotate(rows)), rows, atol=1e-5)
+    torch.manual_seed(0)
     weight, x = torch.randn(64, 192), torch.randn(5, 192)
     x[:, 70] *= 1000
     weight[:, 70] = 0
     want = x @ weight.t()
-    error = (linear.Int8(weight, None).product(x) - want).abs().max()
+    error = (linear.Int8(weight, None).product(x) - want).norm()
     codes, scale = linear.int8_codes(x)
-    plain = ((codes.float() * scale) @ weight.t() - want).abs().max()
-    assert error < 0.7 * plain
+    plain = ((codes.float() * scale) @ weight.t() - want).norm()
+    assert error < 0.8 * plain
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="no AVX512-VNNI or no C compiler here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("k", "n"), [(576, 192), (1536, 13), (2048, 7), (20, 5), (100, 33)])
+@torch.no_grad()
+def test_our_own_kernel_computes_what_pytorch_s_does(k, n, dtype):
+    torch.manual_seed(k)
+    plain = linear.Int8(torch.randn(n, k), torch.randn(n).to(dtype)).eval()
+    few = equip(nn.Sequential(copy.copy(plain)), CpuDevice().kernels())[0]
+    assert type(few) is linear.FewRowsInt8 and few.codes is plain.codes
+    x = torch.randn(MAX_ROWS, k).to(dtype)
+    x[0, 3] = 100
+    got, want = few(x[None])[0], plain(x)
+    off = (got - want).float().norm(dim=1) / want.float().norm(dim=1)
+    # A number on the edge between two codes may go to either; bfloat16 rounds there twice.
+    assert got.dtype == dtype and bool((off < (1e-3 if dtype == torch.float32 else 6e-3)).all())
+    for rows in range(1, MAX_ROWS):
+        assert torch.equal(few(x[:rows]), got[:rows])
+    assert not torch.equal(few(x.flip(0)), got)
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="no AVX512-VNNI or no C compiler here")
+@torch.no_grad()
+def test_our_own_kernel_lets_special_values_through():
+    few = linear.FewRowsInt8(torch.randn(8, 48), None)
+    x = torch.ones(4, 48)
+    x[0, 5], x[1, 40], x[2] = float("nan"), float("inf"), 0
+    out = few(x)
+    assert bool(out[:2].isnan().all()) and bool((out[2] == 0).all())
+    assert bool(out[3].isfinite().all())
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="no AVX512-VNNI or no C compiler here")
+@torch.no_grad()
+def test_our_own_kernel_is_used_for_few_rows_of_its_own_types_only(monkeypatch):
+    few = linear.FewRowsInt8(torch.randn(8, 48), torch.randn(8))
+    calls = []
+    monkeypatch.setattr(linear.Int8, "forward", lambda self, x: calls.append(x) or x)
+    for rows in (1, MAX_ROWS, MAX_ROWS + 1):
+        few(torch.zeros(rows, 48))
+    assert [len(x) for x in calls] == [MAX_ROWS + 1]
+    for dtype in (torch.float16, torch.bfloat16):  # its bias is float32
+        few(torch.zeros(1, 48, dtype=dtype))
+    assert len(calls) == 3
 
 
 # e4m3, bit for bit.
@@ -273,26 +326,47 @@ def test_generations_give_other_codes():
 # What is reported is what is loaded.
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_bytes_are_what_the_scheme_predicts(scheme):
+@pytest.mark.parametrize("kv", KV_DTYPES)
+@pytest.mark.parametrize("scheme", ("none", *SCHEMES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_what_scheme_and_sizes_predict(scheme, kv, dtype):
+    """From a few integers alone: nothing of the loaded model is read for the prediction."""
+    hidden, inner, heads, kv_heads, depth, vocab, slots = 256, 512, 4, 2, 2, 128, 64
     model = toys.build(
-        "llama", hidden_size=256, intermediate_size=512, num_attention_heads=4, vocab=128
-    )
-    running = engine(target=model, target_quant=scheme)
+        "llama",
+        vocab=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=depth,
+    ).to(dtype)
+    settings = dict(target_quant=scheme, target_kv_dtype=kv, max_length=slots)
+    running = engine(target=model, **settings)
     running.generate(toys.PROMPTS[:1], 2)
-    found = {(p.part, p.scheme): p for p in parts(running.target_model)}
-    part = found["linear", scheme]
-    sizes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
-    numbers, outputs = sum(n * k for n, k in sizes), sum(n for n, _ in sizes)
-    predicted = {
+    found = running.facts()["target"]
+    width, values = dtype.itemsize, hidden * kv_heads * (hidden // heads)
+    numbers = depth * (2 * hidden * hidden + values + 3 * hidden * inner)  # without v_proj
+    outputs = depth * (2 * hidden + values // hidden + 2 * inner + hidden)
+    linear = {
+        "none": numbers * width,
         "int8": numbers + 4 * outputs,
         "int8wo": numbers + 2 * outputs,
-        "int4wo": numbers / 2 + numbers / linear.GROUP * 4,
+        "int4wo": numbers / 2 + numbers / 32 * 4,
         "fp8": numbers + 4 * outputs,
     }[scheme]
-    assert part.weights == numbers and part.layers == len(sizes)
-    assert abs(part.bytes / predicted - 1) < 0.02
-    assert found["head", "float32"].bits == found["embedding", "float32"].bits == 32
+    norms = (2 * depth + 1) * hidden * width
+    weights = linear + (depth * values + 2 * vocab * hidden) * width + norms
+    assert sum(part["bytes"] for part in found["weights"]) == pytest.approx(weights, rel=0.02)
+    stored = 2 * depth * slots * kv_heads
+    number, scale = {"auto": (width, 0), "bf16": (2, 0)}.get(kv, (1, width))
+    cache = stored * (hidden // heads * number + scale)
+    assert found["kv_cache"]["bytes"] == pytest.approx(cache, rel=0.02)
+    if scheme != "none":  # control: another scheme's bytes are not within 2 %
+        assert linear != pytest.approx(numbers * width, rel=0.02)
+        part = next(p for p in found["weights"] if p["scheme"] == scheme)
+        assert part["weights"] == numbers and part["layers"] == 6 * depth
+        assert part["bytes"] == pytest.approx(linear, rel=0.02)
 
 
 def test_tied_weights_and_foreign_layers_are_counted_as_they_are():
@@ -316,6 +390,27 @@ def test_the_callers_model_is_left_alone():
     assert [type(module) for module in model.modules()] == kinds
     after = model.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_that_nobody_else_holds_can_be_quantized_in_place(scheme):
+    """Its weights are freed; the text is the one of a model that is quantized beside them."""
+    model = copy.deepcopy(toys.target())
+    want = engine(target=model, target_quant=scheme).generate(toys.PROMPTS, NEW)
+    device, quant = CpuDevice(), SpecConfig(target_quant=scheme).quant("target")
+    weights = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    apply.replace(model, quant, "target", device)
+    gc.collect()
+    assert weights() is None
+    running = engine(toys.drafts()["noisy"], target=model, target_quant=scheme)
+    for prompt, ours, other in zip(toys.PROMPTS, running.generate(toys.PROMPTS, NEW), want):
+        verdict = checker.explain(running.target_model, prompt, ours, other)
+        assert verdict == "identical" or "a near-tie" in verdict, verdict
+    other = next(s for s in SCHEMES if s != scheme)
+    for wrong in (other, "none"):
+        with pytest.raises(ConfigError, match=f"layers are {scheme} already"):
+            engine(target=model, target_quant=wrong)
+    assert all(a is b for a, b in zip(layers(model), layers(apply.quantize(model, quant, device))))
 
 
 def test_weights_that_are_written_to_are_quantized_again():
@@ -350,13 +445,14 @@ def test_excluded_layers_keep_their_weights():
         config = SpecConfig(target_quant="int8", target_quant_exclude=exclude)
         return names(apply.quantize(shadow(toys.target()), config.quant("target"), device))
 
-    assert "lm_head" in quantized("nothing")
+    assert {n.rpartition(".")[2] for n in quantized("nothing")} > {"lm_head", "v_proj"}
     default = names(
         apply.quantize(
             shadow(toys.build("qwen2-moe")), SpecConfig(target_quant="int8").quant("target"), device
         )
     )
-    assert default and not any(n.endswith(("lm_head", ".gate", "expert_gate")) for n in default)
+    kept = ("lm_head", ".gate", "expert_gate", "v_proj")
+    assert default and not any(n.endswith(kept) for n in default)
     some = quantized("layers.0.*", "o_proj")
     assert some and not any("layers.0." in n or n.endswith("o_proj") for n in some)
     running = engine(target=toys.target(), target_quant="int8", target_quant_exclude=["nothing"])

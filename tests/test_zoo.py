@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from gaudi_spec import zoo
 from gaudi_spec.errors import CheckpointError
@@ -100,6 +104,28 @@ def test_interrupt_leaves_nothing(cache, monkeypatch, stop):
     with pytest.raises(stop):
         zoo.resolve(zoo.FULL)
     assert entries(cache) == []
+
+
+def test_the_random_model_is_the_same_each_time_and_loads(cache, monkeypatch):
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    monkeypatch.setattr(zoo, "_RANDOM_SIZES", sizes)
+    (cache / zoo.FULL).mkdir(parents=True)
+    for name in (*zoo._TOKENIZER, "generation_config.json"):
+        (cache / zoo.FULL / name).write_text("{}")
+    config = {"model_type": "llama", "vocab_size": 32, "tie_word_embeddings": True}
+    (cache / zoo.FULL / "config.json").write_text(json.dumps(config))
+    content = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        made = Path(zoo.resolve(zoo.RANDOM))
+        assert torch.equal(torch.get_rng_state(), before)
+        content.append((made / "model.safetensors").read_bytes())
+        model = AutoModelForCausalLM.from_pretrained(made)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        shutil.rmtree(made)
+    assert content[0] == content[1]
 
 
 def test_a_faster_process_wins(cache, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..config import DEVICES, SpecConfig
+from ..config import DEVICES, SpecConfig, refuse_quant
 from ..errors import ConfigError
 from ..helptext import HelpFormatter
 
@@ -234,6 +234,8 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{args.what} takes one --{name}, not {text}: lists are for gaudi-spec bench sweep."
             )
+    for _, config in settings(args) if not args.assistant_model else ():
+        refuse_quant(config.quant("draft"), "draft")
     if len(settings(args)) > 1 and args.what not in ("sweep", "steps"):
         raise ConfigError(
             f"{args.what} takes one value of each setting: lists are for gaudi-spec bench sweep."

@@ -56,6 +56,8 @@ COUNTS = {
     "recipes": "recipes",
     "build s": "build_seconds",
     "warm-up s": "warmup_seconds",
+    "target MB": "target_weight_mb",
+    "its cache MB": "target_kv_mb",
 }
 STEPS = {
     "plain step ms": "plain_step_ms",

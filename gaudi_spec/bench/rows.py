@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..quant.linear import KINDS
 from . import figures
 from .card import Card
 from .contenders import Call, Contender, Ours
@@ -67,7 +68,7 @@ def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
     step = middle(figures.step_ms, entry.rounds)
     if step is not None:
         values["cycle_ms"] = step
-    if step is not None and entry.contender.k is not None:
+    if step is not None and entry.contender.k is not None and not _quantized(entry.contender):
         rows = max(len(sample.tokens) for sample in every)
         context = prompt + figures.mean_length(every) / 2
         used = card.utilisation(rows, context, entry.contender.k, step / 1000)
@@ -78,6 +79,14 @@ def row(entry: Entry, call: Call, card: Card, prompt: float) -> dict[str, Any]:
         values |= counted(entry, entry.contender)
         values |= _times(entry, entry.contender, call, step, values.get("speedup"))
     return values
+
+
+def _quantized(contender: Contender) -> bool:
+    """Returns whether a model is not as it was loaded, which the card tells the bytes of."""
+    if not isinstance(contender, Ours):
+        return False
+    settings = [contender.engine.config.quant(role) for role in ("target", "draft")]
+    return any(s.scheme in KINDS or s.kv_dtype != "auto" for s in settings)
 
 
 def varied(row: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +128,7 @@ def counted(entry: Entry, contender: Ours) -> dict[str, Any]:
         last = entry.rounds[-1][-1].report
         assert last is not None
         chosen = {"schedule_reason": last.schedule_reason, "cycles_by_k": report.cycles_by_k}
+    target = contender.engine.facts()["target"]
     return chosen | {
         "proposed": report.proposed,
         "accepted": report.accepted,
@@ -130,6 +140,8 @@ def counted(entry: Entry, contender: Ours) -> dict[str, Any]:
         "host_reads": report.host_reads,
         "recipes": facts.warmup + facts.after_warmup if recipes is None else recipes,
         "build_seconds": facts.seconds,
+        "target_weight_mb": sum(part["bytes"] for part in target["weights"]) / 1e6,
+        "target_kv_mb": target["kv_cache"]["bytes"] / 1e6,
     }
 
 

@@ -2,7 +2,8 @@
 
 Both read the weights once, and nothing else takes long; but the matrix products that PyTorch calls
 here take up to 2.5 times as long for five rows as for one (bfloat16 without AMX; 1.6 in float32).
-The kernel is C, compiled by the machine's own compiler when it is first used and kept on disk.
+The kernels are C, compiled by the machine's own compiler when first used and kept on disk. The one
+for 8-bit weights (`quant/linear.py`) needs AVX512-VNNI.
 
 For many rows, a prompt's, PyTorch's own product is best, but in bfloat16 only where the processor
 multiplies that; elsewhere it takes two to four times as long as turning the weights into float32,
@@ -35,7 +36,8 @@ _SLOW_BFLOAT16 = platform.machine().lower() in ("x86_64", "amd64") and not (
 
 _SOURCE = Path(__file__).with_name("linear.c")
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-_NAMES = {torch.float32: "linear_float", torch.bfloat16: "linear_bfloat16"}
+# Of what the kernels take, with their C names.
+TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 
 
 class FewRowsLinear(nn.Linear):
@@ -52,7 +54,7 @@ class FewRowsLinear(nn.Linear):
     @staticmethod
     def fits(layer: nn.Linear) -> bool:
         """Returns whether the kernel can read the weights of `layer`."""
-        return layer.weight.dtype in _NAMES and all(
+        return layer.weight.dtype in TYPES and all(
             type(part) in (torch.Tensor, nn.Parameter)
             and part.is_cpu
             and part.is_contiguous()
@@ -90,9 +92,17 @@ def _library() -> ctypes.CDLL | str:
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").splitlines() or ["no reason given"]
         return f"{compiler} does not compile it: {said[0]}"
-    for name in _NAMES.values():
-        getattr(found, name).argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
+    for name in TYPES.values():
+        for kind, pointers, sizes in (("linear", 4, 3), ("int8", 5, 4)):
+            if hasattr(found, f"{kind}_{name}"):
+                arguments = [ctypes.c_void_p] * pointers + [ctypes.c_long] * sizes + [ctypes.c_int]
+                getattr(found, f"{kind}_{name}").argtypes = arguments
     return found
+
+
+def multiplies_int8() -> bool:
+    """Returns whether there is a kernel for 8-bit weights: the operation `few_rows_int8`."""
+    return hasattr(library(), "int8_float")
 
 
 def _build(compiler: str, path: Path) -> None:
@@ -114,20 +124,40 @@ def processor() -> str:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    n, k = weight.shape
-    if x.numel() > MAX_ROWS * k:
+    if x.numel() > MAX_ROWS * weight.shape[1]:
         return _many_rows(x, weight, bias)
+    return _call("linear", x, (weight,), bias, ())
+
+
+def _int8(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    block: int,
+) -> torch.Tensor:
+    return _call("int8", x, (codes, scale), bias, (block,))
+
+
+def _call(
+    kind: str,
+    x: torch.Tensor,
+    weights: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    more: tuple[int, ...],
+) -> torch.Tensor:
+    n, k = weights[0].shape
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], n))
-    offset = None if bias is None else bias.data_ptr()
-    failed = getattr(library(), _NAMES[x.dtype])(
+    failed = getattr(library(), f"{kind}_{TYPES[x.dtype]}")(
         x.data_ptr(),
-        weight.data_ptr(),
-        offset,
+        *(part.data_ptr() for part in weights),
+        None if bias is None else bias.data_ptr(),
         y.data_ptr(),
         x.numel() // k,
         k,
         n,
+        *more,
         torch.get_num_threads(),
     )
     if failed:
@@ -146,9 +176,14 @@ def _many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 _OPERATIONS = torch.library.Library("gaudi_spec", "DEF")
 _OPERATIONS.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_OPERATIONS.define(
+    "few_rows_int8(Tensor x, Tensor codes, Tensor scale, Tensor? bias, int block) -> Tensor"
+)
 _OPERATIONS.impl("linear", _linear, "CPU")
+_OPERATIONS.impl("few_rows_int8", _int8, "CPU")
 
 
 @torch.library.register_fake("gaudi_spec::linear")
-def _shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@torch.library.register_fake("gaudi_spec::few_rows_int8")
+def _shape(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

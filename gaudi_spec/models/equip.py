@@ -18,6 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import ConfigError
+from ..quant.linear import FewRowsInt8
 from .attention import attend_with, is_plain
 
 FUSED = "gaudi_spec_fused"
@@ -45,10 +46,12 @@ def equip(
 
 
 def _linear(model: nn.Module, kernel: Any) -> None:
-    """Swaps the class of linear layers for the kernel, a subclass that knows which layers fit."""
+    """Swaps the class of linear layers for a subclass with the kernel that knows which fit."""
+    kinds: dict[Any, Any] = {kind.__base__: kind for kind in (kernel, FewRowsInt8)}
     for module in model.modules():
-        if type(module) is nn.Linear and kernel.fits(module):
-            module.__class__ = kernel
+        kind = kinds.get(type(module))
+        if kind is not None and kind.fits(module):
+            module.__class__ = kind
 
 
 def _sdpa(model: nn.Module, kernel: Callable) -> None:

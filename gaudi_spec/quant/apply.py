@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.pytorch_utils import Conv1D
 
-from ..config import UNQUANTIZED, Quant
+from ..config import UNQUANTIZED, Quant, refuse_quant
 from ..device import Device
 from ..errors import ConfigError
 from .kv import kv_modules
@@ -39,22 +40,24 @@ def check(quant: Quant, model: Any, role: str, device: Device) -> None:
         device: Where it runs.
 
     Raises:
-        ConfigError: Settings for a draft without a draft; another scheme for weights that are
-            quantized already; patterns without a scheme; a scheme that the device has no kernel
+        ConfigError: Settings for a draft without a draft; another scheme for weights or layers that
+            are quantized already; patterns without a scheme; a scheme that the device has no kernel
             for; patterns or a scheme that leave no layer.
     """
     if model is None:
-        if quant != Quant():
-            raise ConfigError(
-                f"{role}_quant, {role}_kv_dtype and {role}_quant_exclude need a {role} model: "
-                "give an assistant_model, or leave them out."
-            )
+        refuse_quant(quant, role)
         return
     stored = checkpoint_scheme(model.config)
     if stored is not None and quant.scheme != "auto":
         raise ConfigError(
             f"The {role}'s weights are quantized already ({stored}), so {role}_quant="
             f"{quant.scheme!r} cannot be applied: leave it at 'auto'."
+        )
+    done = {module.scheme for module in model.modules() if isinstance(module, QuantLinear)}
+    if done and quant.scheme not in ("auto", *done):
+        raise ConfigError(
+            f"The {role}'s layers are {', '.join(sorted(done))} already, so {role}_quant="
+            f"{quant.scheme!r} cannot be applied: load the model again."
         )
     if kv_modules(model) and quant.kv_dtype != "auto":
         raise ConfigError(
@@ -71,7 +74,7 @@ def check(quant: Quant, model: Any, role: str, device: Device) -> None:
     if quant.scheme not in device.quant_schemes:
         hint = device.quant_hint.format(role=role)
         raise ConfigError(f"{role}_quant={quant.scheme!r} has no kernel on {device.name}: {hint}")
-    if not _layers(model, quant):
+    if not done and not _layers(model, quant):
         raise ConfigError(
             f"{role}_quant={quant.scheme!r} fits no layer of the {role}: "
             f"{role}_quant_exclude leaves none, or their sizes do not suit the scheme."
@@ -83,6 +86,7 @@ def quantize(shadow: nn.Module, quant: Quant, device: Device) -> nn.Module:
 
     Args:
         shadow: From `models/shadow.py`: its module tree is ours, its tensors are the caller's.
+            Layers that are quantized already stay.
         quant: Settings of the role; "auto" and "none" leave all as it is.
         device: Where it runs.
     """
@@ -90,8 +94,18 @@ def quantize(shadow: nn.Module, quant: Quant, device: Device) -> nn.Module:
         for name in _layers(shadow, quant):
             parent, _, child = name.rpartition(".")
             owner = shadow.get_submodule(parent)
-            owner._modules[child] = _replaced(getattr(owner, child), quant.scheme, device)
+            made = _replaced(getattr(owner, child), quant.scheme, device)
+            owner._modules[child] = copy.copy(made)  # a shadow: engines differ in kernels
     return shadow
+
+
+def replace(model: nn.Module, quant: Quant, role: str, device: Device) -> None:
+    """Quantizes in place a model that nobody else holds, so that what it had is freed.
+
+    Engines and `check` take it with the same settings. Arguments and errors are those of `check`.
+    """
+    check(quant, model, role, device)
+    quantize(model, quant, device)
 
 
 def versions(model: nn.Module) -> int:

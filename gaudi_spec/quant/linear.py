@@ -12,9 +12,9 @@ import functools
 import torch
 from torch import nn
 
+from ..device.linear import MAX_ROWS, TYPES, multiplies_int8
 from . import fp8
 
-BLOCK = 64  # inputs that are rotated among each other
 CUDA_ROWS = 32  # its kernel takes more than 16 only
 GROUP = 32  # inputs of an int4 layer that share a scale and a zero
 
@@ -63,23 +63,30 @@ class Int8(QuantLinear):
 
     Activations have a few channels that are many times larger than the rest, which would be left
     with a handful of codes. So inputs and weights are both rotated first: the product stays what it
-    is, and what was in one channel is in `BLOCK` of them.
+    is, and what was in one channel is in all of its block.
+
+    Attributes:
+        block: Inputs that are rotated among each other: the largest power of two that divides K.
     """
 
     scheme = "int8"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        block = min(BLOCK, self.in_features & -self.in_features)  # a power of two that divides K
-        self.rotation = hadamard(block, weight.device)
+        self.block = self.in_features & -self.in_features
+        # Hadamard's matrix of a block is the Kronecker product of two smaller ones.
+        inner = 1 << (self.block.bit_length() // 2)
+        sizes = (self.block // inner, inner)
+        self.factors = tuple(hadamard(size, weight.device) for size in sizes)
         codes, scale = int8_codes(self.rotate(weight))
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale[:, 0])
 
     def rotate(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns `[M, K]` with each block of inputs rotated, float32."""
-        blocks = rows.float().view(len(rows), -1, len(self.rotation))
-        return (blocks @ self.rotation).view_as(rows)
+        outer, inner = self.factors
+        blocks = rows.float().view(len(rows), -1, len(outer), len(inner))
+        return (outer @ blocks @ inner).view_as(rows)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See `QuantLinear`; the integer sums are exact."""
@@ -87,6 +94,22 @@ class Int8(QuantLinear):
         lacking = max(0, CUDA_ROWS - len(x)) if x.is_cuda else 0
         sums = torch._int_mm(nn.functional.pad(codes, (0, 0, 0, lacking)), self.codes.t())
         return sums[: len(x)].float() * scale * self.scale
+
+
+class FewRowsInt8(Int8):
+    """`Int8` that takes our own kernel for at most `MAX_ROWS` rows on the CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See `QuantLinear`."""
+        typed = x.dtype in TYPES and (self.bias is None or self.bias.dtype == x.dtype)
+        if x.numel() > MAX_ROWS * self.in_features or not typed:
+            return super().forward(x)
+        return torch.ops.gaudi_spec.few_rows_int8(x, self.codes, self.scale, self.bias, self.block)
+
+    @staticmethod
+    def fits(layer: Int8) -> bool:
+        """Returns whether there is a kernel that can read `layer`."""
+        return layer.codes.is_cpu and layer.scale.dtype == torch.float32 and multiplies_int8()
 
 
 class Int8WeightOnly(QuantLinear):
