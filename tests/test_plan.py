@@ -1,5 +1,6 @@
 """The planner: its fit to public speeds, memory against a loaded engine, arithmetic, and errors."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -239,11 +240,18 @@ def test_a_step_reads_weights_and_the_cache_once():
     assert speed.plain(job(batch=3), reading) == pytest.approx(want)
     unpacked = speed.plain(job(batch=3, target_quant="int8"), reading)
     assert unpacked - want == pytest.approx(target.linear * (1 - 2 + 4) / 1e9)
+    fast = dataclasses.replace(reading, int8=dataclasses.replace(reading, per_gb=2.0))
+    packed = speed.plain(job(batch=3, target_quant="int8"), fast)
+    assert packed == pytest.approx(2 * (want - target.linear / 1e9)), "multiplied as they are"
+    assert speed.draft_step(job(), fast) == speed.draft_step(job(), reading), "not the target's"
 
 
 def test_this_machine_is_measured(monkeypatch):
     monkeypatch.setattr(measure, "reading", functools.partial(measure.reading, size=4 << 20))
     found = measure.this_machine(get_device("cpu"), torch.float32)
+    assert found.int8 is None
+    packed = measure.this_machine(get_device("cpu"), torch.float32, int8=True).int8
+    assert packed.per_gb > 0 and packed.per_layer >= 0 and packed.per_tflop >= 0
     assert found.per_gb > 0 and found.per_layer >= 0 and found.per_tflop >= 0
     assert found.memory > 1 and found.cards == 1
     assert "measured" in found.source and "projected" in found.label
@@ -307,7 +315,7 @@ def unreachable(*_, **__):
         ([*PAIR, "--hardware", "gaudi2", "--num_assistant_tokens", "99"], ["32"]),
         ([*PAIR, "--hardware", "gaudi2", "--target_quant", "int3"], ["int3"]),
         ([*PAIR, "--hardware", "this", "--cards", "2"], ["cards"]),
-        ([*PAIR, "--hardware", "this", "--draft_quant", "int8"], ["draft_quant"]),
+        ([*PAIR, "--hardware", "this", "--draft_quant", "int4"], ["int4"]),
         ([*PAIR, "--hardware", "gaudi2", "--update"], ["--config"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),
         (["--model", "Qwen/Qwen2.5-7", *PAIR[2:], "--hardware", "gaudi2"], ["Qwen2.5-7B"]),

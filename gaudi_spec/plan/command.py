@@ -96,7 +96,7 @@ def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, 
             f"--context must be from 2 to the {most} positions of {target.name}, not "
             f"{args.context}."
         )
-    hardware = _hardware(args)
+    hardware = _hardware(args, settings)
     if args.cards > hardware.cards:
         raise ConfigError(f"--cards must be at most the {hardware.cards} of {hardware.name}.")
     job = Job(
@@ -114,15 +114,20 @@ def plan(args: argparse.Namespace, file: PerfConfig | None = None) -> dict[str, 
     return report.values(job, hardware, ks)
 
 
-def _hardware(args: argparse.Namespace) -> Hardware:
+def _hardware(args: argparse.Namespace, settings: SpecConfig) -> Hardware:
     if args.hardware != "this":
         return gaudi(args.hardware)
     if args.cards > 1:
         raise UnsupportedOptionError("--cards is for Gaudi; this machine is measured as one.")
-    if (args.target_quant, args.draft_quant) != ("none", "none"):
+    device, schemes = get_device(args.device), {args.target_quant, args.draft_quant}
+    in_file = {settings.target_quant, settings.draft_quant} & {"int8wo", "int4wo"}
+    refused = sorted(in_file | schemes - {"none", "int8"})
+    if refused:
         raise UnsupportedOptionError(
-            "--target_quant and --draft_quant are for Gaudi: what is measured of this machine are "
-            "steps without quantization."
+            f"{refused[0]} is for Gaudi: of this machine, steps without quantization and with int8 "
+            "are measured."
         )
+    if "int8" in schemes - set(device.quant_schemes):
+        raise UnsupportedOptionError(f"int8 has no kernel on {device.name}, so it is not measured.")
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    return this_machine(get_device(args.device), dtype)
+    return this_machine(device, dtype, "int8" in schemes)

@@ -38,6 +38,8 @@ class Hardware:
         source: Where the constants come from, in a sentence.
         cards: How many cards there can be.
         label: What its figures are.
+        int8: The same machine where weights and activations are multiplied in 8 bits; None: they
+            are unpacked first.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Hardware:
     source: str = ""
     cards: int = 8
     label: str = "projected"
+    int8: Hardware | None = None
 
     def step(
         self, layers: int, gigabytes: float, tflop: float = 0.0, cards: int = 1, fp8: bool = False

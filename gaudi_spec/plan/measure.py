@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..clock import reading, timed
+from ..config import Quant
 from ..device import Device
 from ..models.equip import equip
 from ..models.hf import HFCausalLM
 from ..models.shadow import shadow
+from ..quant.apply import quantize
 from .hardware import Hardware
+from .memory import weight_bytes
+from .sizes import weights
 
 _LAYERS, _WIDE, _REPEATS = 8, 5, 7
 
 
-@torch.no_grad()
-def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
+def this_machine(device: Device, dtype: torch.dtype, int8: bool = False) -> Hardware:
     """Measures the bandwidth of a matrix-vector product, and steps of a small random model.
 
     Args:
         device: Where.
         dtype: Of weights and cache.
+        int8: Measure steps of 8-bit weights too.
     """
-    place = device.torch_device
     per_gb = 1e12 / reading(device, dtype)
+    plain = _measured(device, dtype, per_gb, Quant("none"))
+    return replace(plain, int8=_measured(device, dtype, per_gb, Quant("int8")) if int8 else None)
+
+
+@torch.no_grad()
+def _measured(device: Device, dtype: torch.dtype, per_gb: float, quant: Quant) -> Hardware:
+    place = device.torch_device
     config = LlamaConfig(
         vocab_size=2048,
         hidden_size=512,
@@ -39,11 +50,12 @@ def this_machine(device: Device, dtype: torch.dtype) -> Hardware:
     )
     model: Any = LlamaForCausalLM(config).eval()
     model.to(place, dtype)
-    adapter = HFCausalLM(
-        equip(shadow(model), device.kernels()), 1, 256
-    )  # with the engine's own kernels
-    read = sum(p.numel() for p in model.parameters()) - 2048 * 512
-    gigabytes = (read + adapter.cache.slots * 2 * 4 * 64 * _LAYERS) * dtype.itemsize / 1e9
+    ours = quantize(shadow(model), quant, device)
+    adapter = HFCausalLM(equip(ours, device.kernels()), 1, 256)  # with the engine's own kernels
+    counted = weights(model)
+    read, width = counted["parameters"] - counted["table"], dtype.itemsize
+    size = weight_bytes(counted["linear"], quant.scheme, width, read)
+    gigabytes = (size + adapter.cache.slots * 2 * 4 * 64 * _LAYERS * width) / 1e9
 
     def step(width: int) -> float:
         ids = torch.zeros(1, width, dtype=torch.long, device=place)

@@ -54,11 +54,11 @@ class Job:
         return min(slots, self.target.positions or slots)
 
 
-def weight_bytes(sizes: Sizes, quant: str, width: int, count: int) -> float:
-    """Returns the bytes of `count` weights of a model, all its matrices among them."""
+def weight_bytes(linear: int, quant: str, width: int, count: int) -> float:
+    """Returns the bytes of `count` weights of a model, all `linear` ones of its matrices among."""
     if quant == "none":
         return count * width
-    return sizes.linear * _PACKED[quant] + (count - sizes.linear) * width
+    return linear * _PACKED[quant] + (count - linear) * width
 
 
 def cache_bytes(sizes: Sizes, batch: int, slots: int, width: int, cards: int = 1) -> float:
@@ -72,14 +72,14 @@ def memory(job: Job) -> dict[str, float]:
     """Returns GB by what takes them, on each card."""
     target, draft, width = job.target, job.draft, job.width
     whole = (target.table + target.encoder) * width
-    split = weight_bytes(target, job.target_quant, width, target.read)
+    split = weight_bytes(target.linear, job.target_quant, width, target.read)
     # A draft of Whisper's with the target's own encoder does not hold it twice.
     shared = draft.encoder if draft.encoder == target.encoder else 0
     held = draft.parameters - shared
     state = 8 * (job.batch * (job.slots + job.k + 1) + 2 * job.slots) + 4 * target.vocab
     parts = {
         "target weights": whole + split / job.cards + target.buffers,
-        "draft weights": weight_bytes(draft, job.draft_quant, width, held) + draft.buffers,
+        "draft weights": weight_bytes(draft.linear, job.draft_quant, width, held) + draft.buffers,
         "target cache": cache_bytes(target, job.batch, job.slots, width, job.cards),
         "draft cache": cache_bytes(draft, job.batch, job.slots, width),
         "state": float(state),

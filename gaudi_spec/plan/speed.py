@@ -44,8 +44,10 @@ def forward(
         width: T, tokens of each row.
         cards: Over how many it is split.
     """
-    gigabytes = weight_bytes(sizes, quant, job.width, sizes.read) / cards
-    if quant in ("int8", "int4"):  # unpacked to bfloat16 first: written, and read again
+    gigabytes = weight_bytes(sizes.linear, quant, job.width, sizes.read) / cards
+    if quant == "int8" and hardware.int8 is not None:
+        hardware = hardware.int8
+    elif quant in ("int8", "int4"):  # unpacked to bfloat16 first: written, and read again
         gigabytes += 2 * sizes.linear * job.width / cards
     gigabytes += cache_bytes(sizes, job.batch, job.slots, job.width, cards)
     tflop = 2 * sizes.read * job.batch * width / cards / 1e12
