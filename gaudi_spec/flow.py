@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 
-import torch
-
 from . import cycle
 from .config import SpecConfig
 from .cycle import RowOutcome
@@ -190,15 +188,14 @@ class Flow:
         if k:
             runtime.catch_up(rows.lengths, alive)
         begin, built = time.perf_counter(), runtime.graphs.facts.built
-        results = []
+        if count > 1:
+            runtime.blocks.rewind()
         for i in range(count):
             result = runtime.cycle(k, rows.lengths, alive, ahead=i * (k + 1))
-            results.append(result.clone() if count > 1 else result)
         verified = result.shape[1] - cycle.FACTS - 1
         read = time.perf_counter()
-        outcomes = cycle.unpack(
-            torch.stack(results) if count > 1 else result[None], runtime.blocks.kept(verified)
-        )
+        packed = runtime.blocks.outcomes if count > 1 else result[None]
+        outcomes = cycle.unpack(packed, runtime.blocks.kept(verified))[:count]
         end = time.perf_counter()
         self.report.host_reads += 1 + self.config.keep_logits + (runtime.trims and k > 0)
         last = "cycle" if "cycle" in runtime.seconds else "verify"

@@ -53,7 +53,7 @@ class Parts:
 
         def check(proposal: Proposal) -> torch.Tensor:
             target.cache.window = window
-            return cycle.check(state, target, proposal, kept)
+            return blocks.note(cycle.check(state, target, proposal, kept))
 
         if self.fused and not state.sampling.on_host:
             return [("cycle", k, lambda: check(propose()))]
@@ -82,7 +82,7 @@ class Parts:
                 buffer.copy_(value)
 
         def commit() -> torch.Tensor:
-            return cycle.commit(state, verdict, block.n_proposed, sound)
+            return blocks.note(cycle.commit(state, verdict, block.n_proposed, sound))
 
         parts = [("draft", k, first), ("score", verified, score)]
         return [*parts, ("host", verified, decide), ("commit", verified, commit)]

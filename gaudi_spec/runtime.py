@@ -95,7 +95,14 @@ class Runtime:
         self.trims = config.confidence is not None and self.drafter is not None
         fused = self.captures and config.fuse_cycle and not self.trims
         self._windows = windows(slots, config.bucket_size)
-        self.blocks = Blocks(batch, self.target.vocab_size, device.torch_device, config.keep_logits)
+        self.blocks = Blocks(
+            batch,
+            self.target.vocab_size,
+            device.torch_device,
+            config.keep_logits,
+            config.sync_every,
+            cycle.FACTS + widest + 1,
+        )
         self.parts = Parts(self.state, self.target, self.drafter, self.blocks, fused)
         self.times = StepTimes()
         self._fill_seconds = 0.0  # of a token of catching up, at best
