@@ -67,6 +67,12 @@ TITLES = {
     "int8_1b": "8-bit weights and activations, 1 B random weights",
 }
 
+NOTES = {
+    "auto_unrelated": "`{unrelated}` has the shape of the packaged draft and random weights.",
+    "auto_perfect": "`{looping}` is the target without attention: its text must run in circles, so "
+    "prompt lookup is right as soon as one is closed. A step costs what the target's does.",
+}
+
 
 def main(argv: list[str]) -> int:
     """Runs the program."""
@@ -180,7 +186,8 @@ def page() -> str:
     ]
     for path in files():
         result = json.loads(path.read_text(encoding="utf-8"))
-        parts += [f"## {TITLES[path.stem]}", report.markdown(result, path.stem in AUTOS)]
+        parts += [f"## {TITLES[path.stem]}", *filter(None, [NOTES.get(path.stem)])]
+        parts.append(report.markdown(result, path.stem in AUTOS))
     return "\n\n".join(parts) + "\n"
 
 
