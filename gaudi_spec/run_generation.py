@@ -268,4 +268,5 @@ def _verdict(job: Job, prompt: torch.Tensor, ours: torch.Tensor, other: torch.Te
 
 
 def _millions(model: Any) -> str:
-    return f"{sum(part.weights for part in facts.parts(model)) / 1e6:.1f} M parameters"
+    weights = sum(part.weights for part in facts.parts(model) if part.scheme != "int32")
+    return f"{weights / 1e6:.1f} M parameters"
