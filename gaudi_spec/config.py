@@ -147,7 +147,7 @@ class SpecConfig:
         self._check_schedule()
         self._check_int("max_matching_ngram_size", 1, MAX_NGRAM_SIZE)
         self._check_int("length_multiple", 1, None)
-        self._check_int("sync_every", 1, None)
+        self._check_int("sync_every", 1, 1024)
         for name in ("batch_size", "max_length", "bucket_size", "max_graphs"):
             if getattr(self, name) is not None:
                 self._check_int(name, 2 if name == "max_length" else 1, None)

@@ -76,7 +76,7 @@ def test_drafted_tokens_are_green_on_a_terminal_only(talk, monkeypatch, no_color
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
-    (line,), _ = talk("w9 w8", terminal=True)
+    (line,), _ = talk("w9 w8", terminal=True, arguments=["--num_assistant_tokens", "3"])
     assert (chat.DRAFTED in line) == (no_color is None)
     assert line.replace(chat.DRAFTED, "").replace(chat.PLAIN, "") == expected("w9 w8")[0]
 

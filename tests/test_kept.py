@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -54,6 +55,53 @@ def test_a_changed_model_is_another(change):
     model = toys.build("llama")
     change(model)
     assert origin(model) != origin()
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+class Listed(list):
+    pass
+
+
+def in_slot(value):
+    held = Slotted()
+    held.value = value
+    return held
+
+
+def beside_items(value):
+    held = Listed([1])
+    held.value = value
+    return held
+
+
+def in_class(value):
+    return type("Held", (), {"slopes": [value]})()
+
+
+def by_keyword(value):
+    def function(*, scale=value):
+        return scale
+
+    return function
+
+
+def in_array(value):
+    held = np.zeros(3000)
+    held[1500] = value
+    return held
+
+
+@pytest.mark.parametrize("hold", [in_slot, beside_items, in_class, by_keyword, in_array])
+def test_values_count_wherever_they_are_held(hold):
+    found = []
+    for value in (1.0, 1.0, 2.0):
+        model = toys.build("llama")
+        model.held = hold(value)
+        found.append(origin(model))
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize(

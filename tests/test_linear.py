@@ -141,3 +141,11 @@ def test_it_compiles_inside_a_graph():
     with torch.no_grad():
         whole = torch.compile(lambda x: few(x).sum(-1), fullgraph=True, backend="aot_eager")
         assert torch.allclose(whole(x), few(x).sum(-1))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("width", [8, 32])
+def test_another_width_is_an_error_and_reads_nothing(rows, width):
+    few = ours(layer(16, 8, torch.float32, True))
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        few(torch.zeros(rows, width))

@@ -17,6 +17,7 @@ import torch
 from .linear import processor
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_HELD = (*_PLAIN, dict, list, tuple, set, frozenset)
 _CODE = (type, types.ModuleType, types.MethodType, functools.partial)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 # Of Transformers' hub module and generation configs: another in every process.
@@ -90,10 +91,9 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     """Returns what a value consists of; None where it is a leaf."""
     if isinstance(value, torch.Tensor):
         return None
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
+    if isinstance(value, (dict, list, tuple)):
+        held = dict.items(value) if isinstance(value, dict) else enumerate(value)
+        return [*held, *getattr(value, "__dict__", {}).items()]
     if isinstance(value, types.FunctionType):
         return _of_function(value)
     if isinstance(value, (staticmethod, classmethod)):
@@ -108,10 +108,12 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
         return None if _package(value.__module__) in _VERSIONED else _of_class(value)
     if isinstance(value, types.ModuleType):
         return None if _package(value.__name__) in _VERSIONED else _of_module(value)
-    if not hasattr(value, "__dict__"):
+    slots = [name for name in vars(type(value)).get("__slots__", ()) if hasattr(value, name)]
+    if not slots and not hasattr(value, "__dict__"):
         return None
-    own = [(name, child) for name, child in vars(value).items() if name not in _CHANGING]
-    return [("class", type(value)), *own]
+    own = {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+    kept = [(name, child) for name, child in own.items() if name not in _CHANGING]
+    return [("class", type(value)), *kept]
 
 
 def _package(name: str | None) -> str:
@@ -119,33 +121,38 @@ def _package(name: str | None) -> str:
 
 
 def _of_function(function: types.FunctionType) -> list[tuple[Any, Any]]:
-    """Returns defaults, closure, and functions of the same package that it names."""
+    """Returns defaults, closure, and what it names: plain values, code of the same package."""
     code, package = function.__code__, _package(function.__module__)
     cells = [(n, c.cell_contents) for n, c in zip(code.co_freevars, function.__closure__ or ())]
-    named = [(name, function.__globals__.get(name)) for name in code.co_names]
+    known = function.__globals__
+    named = [(n, known[n]) for n in code.co_names if n in known and n not in _CHANGING]
     helpers = [
         (name, value)
         for name, value in named
-        if isinstance(value, types.FunctionType) and _package(value.__module__) == package
+        if isinstance(value, _PLAIN)
+        or (isinstance(value, (types.FunctionType, type)) and _package(value.__module__) == package)
     ]
-    return [("defaults", function.__defaults__), *cells, *helpers]
+    defaults = [("defaults", function.__defaults__), ("named", function.__kwdefaults__)]
+    return [*defaults, *cells, *helpers]
 
 
 def _of_class(kind: type) -> list[tuple[Any, Any]]:
-    own = [(n, v) for n, v in vars(kind).items() if isinstance(v, (*_METHODS, *_PLAIN, dict))]
+    own = [(n, v) for n, v in vars(kind).items() if isinstance(v, (*_METHODS, *_HELD))]
     return [*own, ("bases", kind.__bases__), ("module", sys.modules.get(kind.__module__))]
 
 
 def _of_module(module: types.ModuleType) -> list[tuple[Any, Any]]:
-    """Returns functions, plain values, classes of its own, and modules of its package."""
+    """Returns functions, values, classes of its own, and modules of its package."""
     package = _package(module.__name__)
+    hub = package == "transformers"
 
     def counts(value: Any) -> bool:
         if isinstance(value, type):
             return value.__module__ == module.__name__
         if isinstance(value, types.ModuleType):
             return package == _package(value.__name__) != "transformers"
-        return isinstance(value, (types.FunctionType, *_PLAIN))
+        # Transformers' tables are told by its version.
+        return isinstance(value, (types.FunctionType, *(_PLAIN if hub else _HELD)))
 
     return [
         (name, value)
@@ -165,4 +172,6 @@ def _text(value: Any) -> str:
         return f"{value.co_code!r} {value.co_names} {[_text(c) for c in value.co_consts]}"
     if isinstance(value, (set, frozenset)):
         return repr(sorted(map(_text, value)))
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

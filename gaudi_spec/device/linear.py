@@ -147,8 +147,8 @@ def _call(
     more: tuple[int, ...],
 ) -> torch.Tensor:
     n, k = weights[0].shape
+    y = _shape(x, weights[0])
     x = x.contiguous()
-    y = x.new_empty((*x.shape[:-1], n))
     failed = getattr(library(), f"{kind}_{TYPES[x.dtype]}")(
         x.data_ptr(),
         *(part.data_ptr() for part in weights),
@@ -186,4 +186,6 @@ _OPERATIONS.impl("few_rows_int8", _int8, "CPU")
 @torch.library.register_fake("gaudi_spec::linear")
 @torch.library.register_fake("gaudi_spec::few_rows_int8")
 def _shape(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:
+    if x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(f"A layer of {weight.shape[1]} inputs was given {x.shape[-1]}.")
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
