@@ -76,10 +76,16 @@ def facts(tensor: torch.Tensor) -> str:
     return f"{kind} {shape} {where} {tensor.dtype} {tensor.requires_grad}"
 
 
-def _environment() -> tuple[Any, ...]:
+@functools.cache
+def _source() -> list[bytes]:
+    """Returns what the package's files were when it was first asked for: they are loaded then."""
     package = Path(__file__).parents[1]
+    return [hashlib.sha256(path.read_bytes()).digest() for path in sorted(package.rglob("*.py"))]
+
+
+def _environment() -> tuple[Any, ...]:
     return (
-        [hashlib.sha256(path.read_bytes()).digest() for path in sorted(package.rglob("*.py"))],
+        _source(),
         (torch.__version__, importlib.metadata.version("transformers"), sys.version),
         (processor(), torch.get_num_threads(), torch._inductor.config.get_hash()),
         (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
