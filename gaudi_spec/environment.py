@@ -163,15 +163,15 @@ def bridge(env: Env, facts: Facts) -> list[Check]:
     lost = "see the line `device` for the reason, or pass --device cpu to go on without the card."
     if version is None:
         found = Check("habana_frameworks", "ok", "not installed")
-        if asked and facts.hl_smi:
-            text = "A driver is here, but this Python has no habana_frameworks."
+        if facts.requested == "hpu" or (asked and facts.hl_smi):
+            text = "This Python has no habana_frameworks."
             remedy = "use the Python of Intel's container, or venv --system-site-packages."
             found = Check("habana_frameworks", "problem", text, remedy)
     elif facts.hpu or not asked:
         found = Check("habana_frameworks", "ok", version)
     else:
         found = Check("habana_frameworks", "problem", f"{version}, but it cannot be used.", lost)
-    if facts.hl_smi or not facts.hpu:
+    if facts.hl_smi or not (facts.hpu or facts.requested == "hpu"):
         text = "hl-smi is on PATH" if facts.hl_smi else "no hl-smi, and no card is used"
         return [found, Check("driver", "ok", text)]
     text, remedy = "hl-smi is not on PATH.", "install habanalabs-firmware-tools to see the card."
@@ -184,7 +184,7 @@ def mode(env: Env, facts: Facts) -> Check:
     words = {True: "lazy", False: "eager", None: "unknown"}
     choose = "export PT_HPU_LAZY_MODE=1 (HPU graphs) or 0 (torch.compile) before Python starts."
     if not facts.hpu:
-        return Check(name, "ok", f"not used on {facts.device or 'no device'}")
+        return Check(name, "ok", f"not used on {facts.device}" if facts.device else "not used")
     if value not in (None, "0", "1"):
         text = f"PT_HPU_LAZY_MODE={value} means lazy to the bridge and eager to gaudi-spec."
         return Check(name, "problem", text, choose)

@@ -47,6 +47,8 @@ def test_a_sound_installation_is_all_ok(env, facts):
     assert len({check.name for check in checks}) == len(checks) == 20
 
 
+NO_CARD = {"bridge": None, "device": None, "hardware": None, "hl_smi": False}
+
 # name of the check, status, words of the line, environment on top of GOOD, facts on top of HPU
 CASES = [
     ("Python", "problem", "3.14.0", {}, dict(python="3.14.0")),
@@ -79,6 +81,16 @@ CASES = [
     ("habana_frameworks", "ok", "1.23", {}, dict(device="cpu", requested="cpu")),
     ("habana_frameworks", "ok", "unknown version", {}, dict(bridge=None)),
     ("driver", "note", "not on PATH", {}, dict(hl_smi=False)),
+    *(
+        (name, status, text, {}, {**NO_CARD, "requested": requested})
+        for name, status, text, requested in (
+            ("habana_frameworks", "problem", "no habana_frameworks", "hpu"),
+            ("habana_frameworks", "ok", "not installed", "auto"),
+            ("driver", "note", "not on PATH", "hpu"),
+            ("driver", "ok", "no card is used", "auto"),
+            ("mode", "ok", "not used", "hpu"),
+        )
+    ),
     ("mode", "problem", "eager to gaudi-spec", {"PT_HPU_LAZY_MODE": "2"}, {}),
     ("mode", "problem", "is 0, but the bridge runs lazy", {"PT_HPU_LAZY_MODE": "0"}, {}),
     ("mode", "problem", "is not set, but the bridge runs lazy", {"PT_HPU_LAZY_MODE": None}, {}),

@@ -245,6 +245,16 @@ def test_our_own_kernel_is_used_for_few_rows_of_its_own_types_only(monkeypatch):
     assert len(calls) == 3
 
 
+def test_our_own_kernel_leaves_out_what_its_sums_cannot_hold(monkeypatch):
+    """255 x 127 for each input must stay below 2^31."""
+    monkeypatch.setattr(linear, "multiplies_int8", lambda: True)
+    longest = 1 << 16
+    assert 255 * 127 * longest < 1 << 31
+    for inputs, fits in ((longest, True), (longest + 64, False)):
+        layer = linear.Int8(torch.ones(1, inputs), None)
+        assert linear.FewRowsInt8.fits(layer) is fits
+
+
 # e4m3, bit for bit.
 
 

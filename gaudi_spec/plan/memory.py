@@ -55,7 +55,7 @@ class Job:
 
 
 def weight_bytes(linear: int, quant: str, width: int, count: int) -> float:
-    """Returns the bytes of `count` weights of a model, all `linear` ones of its matrices among."""
+    """Returns the bytes of `count` weights; quantization packs the `linear` ones among them."""
     if quant == "none":
         return count * width
     return linear * _PACKED[quant] + (count - linear) * width

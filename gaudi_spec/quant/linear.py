@@ -108,8 +108,10 @@ class FewRowsInt8(Int8):
 
     @staticmethod
     def fits(layer: Int8) -> bool:
-        """Returns whether there is a kernel that can read `layer`."""
-        return layer.codes.is_cpu and layer.scale.dtype == torch.float32 and multiplies_int8()
+        """Returns whether there is a kernel that can read `layer`; its sums have 32 bits."""
+        short = layer.in_features <= 1 << 16
+        plain = layer.codes.is_cpu and layer.scale.dtype == torch.float32
+        return short and plain and multiplies_int8()
 
 
 class Int8WeightOnly(QuantLinear):
