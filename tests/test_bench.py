@@ -17,7 +17,7 @@ import tiny_checkpoints
 import toys
 
 from gaudi_spec import SpecConfig, SpeculativeEngine, leviathan, results
-from gaudi_spec.bench import card, figures, flags, report, rows, workloads
+from gaudi_spec.bench import card, figures, flags, plots, report, rows, workloads
 from gaudi_spec.bench.contenders import Call, Contender, LlamaCpp, Ours, Transformers
 from gaudi_spec.bench.figures import Sample
 from gaudi_spec.bench.rows import Entry, counted, row
@@ -656,6 +656,17 @@ def test_a_drawing_that_fails_loses_no_results(bench, tmp_path, monkeypatch):
     code, _, err = bench("latency", "--output_dir", tmp_path / "new")
     assert code == 0 and "No plots: ZeroDivisionError" in err
     assert last((tmp_path / "new" / "results.json").read_text().replace("\n", " "))["rows"]
+
+
+def test_plots_name_the_settings_that_differ():
+    found = [
+        {"num_assistant_tokens": 1, "fuse_cycle": fuse, "compile": "graph", "input_tokens": 8}
+        for fuse in (True, False)
+    ]
+    assert [plots._line(one, found)[1] for one in found] == [
+        ", fuse_cycle = True",
+        ", fuse_cycle = False",
+    ]
 
 
 def test_plots_say_what_is_missing(tmp_path, capsys, monkeypatch):

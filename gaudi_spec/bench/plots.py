@@ -43,11 +43,11 @@ def draw(found: Sequence[dict[str, Any]], directory: Path, optional: bool = Fals
             'Plots need matplotlib: run pip install "gaudi-spec[bench]".'
         ) from error
     rows = [row for result in found for row in result["rows"]]
-    place = "; ".join(dict.fromkeys(_place(result) for result in found))
+    place = "\n".join(dict.fromkeys(_place(result) for result in found))
     jobs: dict[str, tuple[Callable[..., bool], tuple[float, float]]] = {
-        "throughput_by_batch": (throughput, (7, 4.5)),
-        "acceptance_by_position": (acceptance, (7, 4.5)),
-        "cycle_time": (cycle_time, (8, 4.5)),
+        "throughput_by_batch": (throughput, (9, 4.5)),
+        "acceptance_by_position": (acceptance, (9, 4.5)),
+        "cycle_time": (cycle_time, (10, 4.5)),
         "speedup": (speedup, (7.5, 5)),
     }
     names = []
@@ -89,8 +89,8 @@ def throughput(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size (rows)")
     several = len({r["workload"] for r in ours}) > 1
-    mean = ", mean of the workloads" if several else ""
-    axes.set_ylabel(f"decode throughput (emitted tokens/s{mean})")
+    mean = "\nmean of the workloads" if several else ""
+    axes.set_ylabel(f"decode throughput (emitted tokens/s){mean}")
     axes.set_title("Throughput by batch size: median, smallest and largest")
     _legend(axes)
     return True
@@ -100,7 +100,7 @@ def _line(row: Row, rows: Sequence[Row]) -> tuple[int, str]:
     """Returns K, and the settings that not all rows share, as text."""
     mine = varied(row)
     different = [
-        str(value)
+        value if isinstance(value, str) else f"{key} = {value}"
         for key, value in mine.items()
         if len({str(other.get(key)) for other in rows}) > 1
     ]
@@ -220,7 +220,7 @@ def speedup(figure: Any, axes: Any, rows: Sequence[Row]) -> bool:
     axes.set_xlabel("K (drafted tokens a cycle)")
     axes.set_ylabel("acceptance of a tested token")
     axes.set_title(
-        f"Speed-up: field computed from step times, points measured (B = {batch}{variant})"
+        f"Speed-up: field computed from step times,\npoints measured (B = {batch}{variant})"
     )
     return True
 
@@ -235,5 +235,5 @@ def _style(i: int) -> dict[str, str]:
 
 def _legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axes.spines[["top", "right"]].set_visible(False)
